@@ -92,8 +92,8 @@ const QUICK: Effort = Effort {
 const QUEUE_SHARE_MAX: f64 = 0.05;
 
 /// Measures the machine's calibration. `on_progress` gets the share that is done. On a quiet machine, it
-/// takes up to 10 s if quick, else up to a minute. A busy machine is a warning in it. Uses at most a quarter of the available memory, one CPU, and an unnamed
-/// file in the folder for temporary files.
+/// takes up to 10 s if quick, else up to a minute. A busy machine is a warning in it. Uses at most a quarter
+/// of the available memory, one CPU, and an unnamed file in the folder for temporary files.
 pub fn calibrate(
     extent: Extent,
     mut on_progress: impl FnMut(f64),
