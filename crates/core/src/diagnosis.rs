@@ -3,8 +3,11 @@
 //! Invariants: trials are compared with the command as it is; nothing is recommended unless its
 //! interval lies above 1, the gain is worth having and the memory it costs is in proportion to it.
 
+mod tax;
+
+pub use tax::{TAX_DISAGREES, tax_disagreement};
+
 use crate::budget::Budget;
-use crate::cause::Account;
 use crate::document::Document;
 use crate::exit::Exit;
 use crate::report::{Environment, Warning};
@@ -67,8 +70,8 @@ pub struct Trial {
     /// Page faults of each run, minor and major, all processes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub fault_counts: Vec<u64>,
-    /// Elapsed time of a program that does nothing, started the same way just before each run. It is measured for
-    /// commands under 100 ms, and speed-ups are ratios of the times beyond it.
+    /// Elapsed time of a program that does nothing, started the same way just before each run. It is measured
+    /// for commands under 100 ms, and speed-ups are ratios of the times beyond it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub start_ns: Vec<u64>,
     /// The speed-up over the command as it is; absent for itself and for a single run.
@@ -397,56 +400,12 @@ pub fn translation(trials: &[Trial], seed: u64) -> Result<Share, &'static str> {
     })
 }
 
-/// From this difference on, the run of the budget is unlike the trials' runs.
-const RUN_DIFFERENCE: f64 = 0.1;
-
-/// The id of the warning of [`tax_disagreement`].
-pub const TAX_DISAGREES: &str = "tax_disagrees";
-
-/// Returns a warning if a trial saved more CPU time than the budget's tax, with the reason. The saving is a
-/// lower bound of the tax, because the trial does the same work.
-pub fn tax_disagreement(trials: &[Trial], budget: &Budget, seed: u64) -> Option<Warning> {
-    let cpu_ns = |trial: &Trial| -> Vec<u64> {
-        trial.user_ns.iter().zip(&trial.kernel_ns).map(|(user, kernel)| user + kernel).collect()
-    };
-    let as_is = trials.iter().find(|t| t.name == AS_IS)?;
-    let like_it = trials.iter().filter(|t| is_candidate(t) && t.exit == as_is.exit);
-    let saved_min = |t: &Trial| {
-        let ratio = ratio_of_pairs(&cpu_ns(t), &cpu_ns(as_is), seed)?;
-        Some((t.name.clone(), 1.0 - ratio.high))
-    };
-    let (name, saved) = like_it.filter_map(saved_min).max_by(|(_, a), (_, b)| a.total_cmp(b))?;
-    let tax = budget.vm_tax()?;
-    let most = tax.high.or(tax.value).unwrap_or(0.0);
-    if saved <= most {
-        return None;
-    }
-    let share = |ns: u64| ns as f64 / budget.total_ns(Account::Cpu).max(1) as f64;
-    let other = budget.row("other_kernel").and_then(|row| row.ns).map_or(0.0, share);
-    let usual_ns = median(&cpu_ns(as_is))?;
-    let why = match &tax.why {
-        Some(why) => format!("no row for {why}"),
-        None if saved <= most + other => {
-            format!("other_kernel ({:.0} %) contains freeing pages", other * 100.0)
-        }
-        None if (share(usual_ns) - 1.0).abs() > RUN_DIFFERENCE => format!(
-            "the budget is of one run of {}, the median is {}",
-            Nanos(budget.total_ns(Account::Cpu)),
-            Nanos(usual_ns)
-        ),
-        None => "compute may contain cache misses that large pages save".into(),
-    };
-    let text = format!("`{name}` saved at least {:.0} % of CPU time: {why}", saved * 100.0);
-    let remedy = format!("take {:.0} % as the tax's lower bound", saved * 100.0);
-    Some(Warning { id: TAX_DISAGREES.into(), text, remedy })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     /// Returns a trial with three runs around `ms`, a peak in MiB and a share on large pages.
-    fn trial(name: &str, ms: u64, peak_mb: u64, fraction: f64) -> Trial {
+    pub(super) fn trial(name: &str, ms: u64, peak_mb: u64, fraction: f64) -> Trial {
         let mut noise = [998, 1_000, 1_002];
         noise.rotate_left(name.len() % 3);
         let runs_ns: Vec<u64> = noise.iter().map(|k| ms * k * 1_000).collect();
@@ -581,38 +540,6 @@ mod tests {
         assert!((value - 0.3 / 1.3).abs() < 1e-3);
         assert!(low <= value && value < high);
         assert!(high >= value / 0.8, "what did not take might have saved a quarter more");
-    }
-
-    #[test]
-    fn a_tax_below_what_trials_saved_says_why() {
-        use crate::budget::Ledger;
-        use crate::counter::Reading;
-        // The check saves most, but it is the command as it is: a disturbance, not a saving.
-        let check = trial(CHECK, 500, 100, 0.0);
-        let trials = [trial(AS_IS, 1_000, 100, 0.0), trial("thp-2M", 700, 100, 0.98), check];
-        let text = |walks_ms: u64, other_ms: u64, total_ms: u64, swap: Reading| {
-            let mut cpu = Ledger::new(Account::Cpu, total_ms * 1_000_000);
-            cpu.row("translation", Reading::Measured(walks_ms * 1_000_000), "trials");
-            for id in ["minor_fault", "zero_copy", "reclaim", "compaction"] {
-                cpu.row(id, Reading::Measured(0), "stacks");
-            }
-            cpu.row("swap", swap, "stacks");
-            cpu.row("other_kernel", Reading::Measured(other_ms * 1_000_000), "stacks");
-            let budget = Budget::new(cpu, Ledger::new(Account::Wall, 1), Vec::new());
-            tax_disagreement(&trials, &budget, 1).map(|warning| warning.text)
-        };
-        let none = || Reading::Measured(0);
-        assert_eq!(text(310, 0, 1_000, none()), None);
-        let why = |text: Option<String>| text.expect("the trials saved more");
-        let freeing = why(text(50, 400, 1_000, none()));
-        assert!(freeing.starts_with("`thp-2M` saved at least 29 % of CPU time"), "{freeing}");
-        assert!(freeing.contains("other_kernel (40 %) contains freeing"), "{freeing}");
-        let missing = why(text(50, 0, 1_000, Reading::Missing("no samples".into())));
-        assert!(missing.contains("no row for swap (no samples)"), "{missing}");
-        let short = why(text(50, 0, 500, none()));
-        assert!(short.contains("one run of 500 ms, the median is 1.00 s"), "{short}");
-        let rest = why(text(50, 0, 1_000, none()));
-        assert!(rest.contains("cache misses"), "{rest}");
     }
 
     #[test]

@@ -70,8 +70,8 @@ impl Stopping {
     }
 }
 
-/// Returns the interval of the signed-rank test: order statistics of the means of all pairs of values. None if
-/// no interval of so few values has this error.
+/// Returns the interval of the signed-rank test: order statistics of the means of all pairs of values. None
+/// if no interval of so few values has this error.
 fn ranked(values: &[f64], error: f64) -> Option<(f64, f64)> {
     let cut = rank_below(values.len(), error / 2.0)?;
     let mut means: Vec<f64> = Vec::new();

@@ -15,8 +15,6 @@ const ERROR_MAX: f64 = 10.0;
 const WITHIN_MIN: usize = 8;
 
 const CORPUS_C: &str = "xtask/src/bench/whatif_corpus.c";
-/// Where the table stands in it.
-
 /// Name, required programs, and command, which runs in its own folder.
 const PROGRAMS: &[(&str, &str, &str)] = &[
     ("sequential", "cc", "./corpus sequential 256 100"),

@@ -150,7 +150,7 @@ fn cells(row: &Row) -> Vec<String> {
     ]
 }
 
-/// Formats a tolerance of a ratio. A claim of direction alone has one bound: the other is where no run can be.
+/// Formats a tolerance of a ratio. A claim of direction alone has one bound: no run reaches the other.
 fn tolerance([low, high]: [f64; 2]) -> String {
     match () {
         () if low >= 0.99 && high > ONE_SIDED => format!("at least {low:.2}"),
