@@ -2,7 +2,7 @@
 //! then the checks that take too long for each commit.
 
 use crate::test::{self, step};
-use crate::{conformance, dist, kernels, shell};
+use crate::{conformance, dist, journey, kernels, shell};
 use anyhow::Result;
 use std::time::Instant;
 
@@ -16,6 +16,7 @@ pub fn run() -> Result<()> {
     step("simulation of the replication", simulation)?;
     step("conformance, a sample", || conformance::run(&conformance::Args::sample()))?;
     step("packages", dist::check)?;
+    step("journey of a newcomer", || journey::run(false))?;
     step("kernels", || kernels::run(&kernels::Args::default()))?;
     println!("the gate passed in {:.0} s", started.elapsed().as_secs_f64());
     Ok(())

@@ -8,6 +8,7 @@ mod conformance;
 mod dist;
 mod gate;
 mod install;
+mod journey;
 mod kernels;
 mod packages;
 mod pages;
@@ -60,6 +61,12 @@ enum Chore {
         #[arg(long)]
         check: bool,
     },
+    /// Install, diagnose, apply, undo and uninstall in an empty home directory, as a newcomer does
+    Journey {
+        /// Write the transcript into docs/journey.md
+        #[arg(long)]
+        write: bool,
+    },
     /// Write manual pages and shell completions to target/man and target/completions
     Man,
     /// Measure the tables of docs/large-pages-measured.md on this kernel, and write them there
@@ -83,6 +90,7 @@ fn main() -> Result<()> {
         Chore::Capture => capture::run(),
         Chore::Dist { check: false } => dist::run().map(drop),
         Chore::Dist { check: true } => dist::check(),
+        Chore::Journey { write } => journey::run(write),
         Chore::Man => man(),
         Chore::PageSizes => pages::run(),
         Chore::Tidy(args) => tidy::run(&args),
