@@ -1,5 +1,5 @@
-//! `cargo xtask journey`: a newcomer's way from installation to removal, in an empty home directory. Each step
-//! must end as expected; `--write` puts the transcript into docs/journey.md.
+//! `cargo xtask journey`: a newcomer's way from installation to removal, in an empty home directory. Each
+//! step must end as expected; `--write` puts the transcript into docs/journey.md.
 
 use crate::book;
 use anyhow::{Context, Result, bail};
