@@ -36,8 +36,8 @@ pub fn run(is_written: bool) -> Result<()> {
     let home = tempfile::tempdir()?;
     let mut journey = Journey { home, source: env::current_dir()?, transcript: String::new() };
     journey.install()?;
-    let line = journey.diagnose()?;
-    journey.apply(&line)?;
+    let report = journey.diagnose()?;
+    journey.apply(&report)?;
     journey.change_a_running_process()?;
     journey.uninstall()?;
     if is_written {
@@ -56,23 +56,29 @@ impl Journey {
         Ok(())
     }
 
-    /// Returns the line that applies the verdict.
+    /// Returns the report.
     fn diagnose(&mut self) -> Result<String> {
         fs::write(self.home.path().join("names.py"), PROGRAM)?;
         self.say("Diagnose a program, a Python script that looks up two million names:");
         let report = self.step("pagetax diagnose -- python3 names.py", "~")?;
         self.end();
-        let line = report.lines().last().unwrap_or_default();
-        if !line.contains("ppgsz") {
-            bail!("the diagnosis ends in no line to paste:\n{report}");
-        }
-        Ok(line.to_string())
+        Ok(report)
     }
 
-    fn apply(&mut self, line: &str) -> Result<()> {
+    fn apply(&mut self, report: &str) -> Result<()> {
+        let line = report.lines().last().filter(|line| line.contains("ppgsz"));
+        let line =
+            line.with_context(|| format!("the report ends in no line to paste:\n{report}"))?;
         self.say("Apply it, by the last line of the report:");
-        self.step(line, "~")?;
+        let expected = self.step(line, "~")?;
         self.end();
+        for line in [unit_line(report), docker_line(report)] {
+            let line = line.with_context(|| format!("a line to apply it is missing:\n{report}"))?;
+            let output = self.shell(&line, "/").stdin(Stdio::null()).output()?;
+            if text(&output.stdout) != expected {
+                bail!("`{line}`: {}, {}", output.status, text(&output.stderr));
+            }
+        }
         Ok(())
     }
 
@@ -177,6 +183,19 @@ impl Journey {
         command.env("PATH", format!("{}/.local/bin:/usr/bin:/bin:{cargo}", home.display()));
         command
     }
+}
+
+/// Returns the lines of a report for a systemd unit as a shell line. Its words need no quotes.
+fn unit_line(report: &str) -> Option<String> {
+    let after = |directive| Some(report.split_once(directive)?.1.lines().next()?.trim());
+    Some(format!("cd {} && exec {}", after("WorkingDirectory=")?, after("ExecStart=")?))
+}
+
+/// Returns the lines of a report for a Dockerfile as a shell line.
+fn docker_line(report: &str) -> Option<String> {
+    let after = |directive| Some(report.split_once(directive)?.1.lines().next()?.trim());
+    let words: Vec<String> = serde_json::from_str(after("CMD ")?).ok()?;
+    Some(format!("cd {} && exec {}", after("WORKDIR ")?, words.join(" ")))
 }
 
 fn text(bytes: &[u8]) -> String {

@@ -343,20 +343,34 @@ fn why_none(as_is: &Trial, trials: &[Trial]) -> String {
             "the command already runs on large pages, and is {over_base} times as fast as on base \
              pages"
         ),
-        _ => match others.iter().find(|t| took_mostly(t)) {
-            Some(took) => format!(
+        _ => match (open_trial(trials), others.iter().find(|t| took_mostly(t))) {
+            (Some((trial, speedup)), _) => format!(
+                "undecided after {} rounds: `{}` runs the command {speedup} times as fast, so a gain of {:.0} % is \
+                 neither shown nor ruled out; give it more time (--time 10min) or a quieter machine",
+                trial.runs_ns.len(),
+                trial.name,
+                GAIN_MIN * 100.0
+            ),
+            (None, Some(took)) => format!(
                 "nothing helps: `{}` put the memory on large pages, and no trial was faster by {:.0} \
-                 % or more beyond doubt",
+                 % or more",
                 took.name,
                 GAIN_MIN * 100.0
             ),
-            None => format!(
-                "nothing that was tried helps: no trial was faster by {:.0} % or more beyond \
-                 doubt, but none put most of the memory on large pages either",
+            (None, None) => format!(
+                "nothing that was tried helps: no trial was faster by {:.0} % or more, but none put most of the \
+                 memory on large pages either",
                 GAIN_MIN * 100.0
             ),
         },
     }
+}
+
+/// Returns the trial that needs more rounds and could gain most, with its speed-up.
+fn open_trial(trials: &[Trial]) -> Option<(&Trial, Ratio)> {
+    let open = trials.iter().zip(undecided(trials)).filter(|(t, more)| *more && is_candidate(t));
+    let with_speedup = open.filter_map(|(trial, _)| Some((trial, trial.speedup?)));
+    with_speedup.max_by(|(_, one), (_, other)| one.high.total_cmp(&other.high))
 }
 
 fn took_mostly(trial: &Trial) -> bool {
@@ -432,6 +446,12 @@ mod tests {
         judge(&trials)
     }
 
+    /// Returns a trial that may be faster or slower.
+    fn unclear() -> Trial {
+        let runs_ns = [1_200, 1_290, 1_310].map(|ms| ms * 1_000_000).into();
+        Trial { runs_ns, ..trial("thp-2M", 1_280, 100, 0.98) }
+    }
+
     #[test]
     fn verdicts() {
         let as_is = || trial(AS_IS, 1_300, 100, 0.0);
@@ -449,6 +469,7 @@ mod tests {
             (vec![base()], None, "not run as it is"),
             (vec![trial(AS_IS, 900, 100, 0.9), base()], None, "already runs on large pages"),
             (vec![as_is(), trial(BASE, 1_000, 90, 0.0)], Some(BASE), "10 % less memory"),
+            (vec![as_is(), unclear()], None, "undecided after 3 rounds: `thp-2M` runs"),
         ];
         for (trials, winner, words) in cases {
             let verdict = verdict(trials);
@@ -491,11 +512,6 @@ mod tests {
     fn rounds_go_on_for_what_could_still_be_the_answer() {
         let as_is = || trial(AS_IS, 1_300, 100, 0.0);
         let thp = |ms| trial("thp-2M", ms, 100, 0.98);
-        let unclear = || {
-            let mut trial = thp(1_280);
-            trial.runs_ns = [1_200, 1_290, 1_310].map(|ms| ms * 1_000_000).into();
-            trial
-        };
         assert_eq!(undecided_of(vec![as_is(), thp(1_000)]), [false; 2], "a clear gain");
         assert_eq!(undecided_of(vec![as_is(), thp(1_300)]), [false; 2], "no gain");
         assert_eq!(undecided_of(vec![as_is(), unclear()]), [true; 2]);

@@ -26,6 +26,7 @@ pub mod quantity;
 pub mod replay;
 pub mod report;
 pub mod sequential;
+pub mod shares;
 pub mod stats;
 pub mod sweep;
 pub mod threshold;

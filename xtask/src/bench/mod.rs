@@ -21,6 +21,7 @@ mod stalls;
 mod stops;
 mod swap;
 mod unexplained;
+mod verdicts;
 mod whatif;
 
 use crate::book;
@@ -108,6 +109,11 @@ const BENCHES: &[Bench] = &[
         name: "sampling",
         what: "slow-down and error of native sampling on long programs (limits: 2.5 times, 5 %); part: program",
         run: sampling::run,
+    },
+    Bench {
+        name: "verdicts",
+        what: "false and missed verdicts of diagnose beside a compiler; goes on where it stopped; part: number of runs",
+        run: verdicts::run,
     },
     Bench {
         name: "whatif",

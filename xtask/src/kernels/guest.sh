@@ -137,6 +137,13 @@ rows() {
         kill $pid
         cat map
         grep " 2M " map'
+    row "record, misscurve, whatif TRACE" 200 5.10 5.10 '
+        seq 1 20000 >numbers
+        "$PAGETAX" record --engine native -o sort.ptt -- sort -r numbers >sorted
+        "$PAGETAX" misscurve sort.ptt
+        "$PAGETAX" whatif sort.ptt'
+    row calibrate 200 5.10 5.10 '"$PAGETAX" calibrate --quick'
+    row reproduce 300 5.10 5.10 '"$PAGETAX" reproduce linux-24 | tail -4'
     row why 60 5.10 5.10 '
         . /tmp/holds.sh; holds 0
         "$PAGETAX" why -p $pid >answer
@@ -242,6 +249,44 @@ pager() {
             advice_is_followed $SHOW'
 }
 
+# diagnosed NAME SECONDS COMMAND: each trial on large pages has over 90 % of its memory there, or states the reason.
+diagnosed() {
+    check "diagnose $1" "$2" "
+        cd /dev/shm
+        code=0
+        \"\$PAGETAX\" diagnose --runs 2 --warmup 0 --json=diagnosis.json $3 >said 2>&1 || code=\$?
+        cat said
+        [ \$code -eq 0 ]
+        python3 /tmp/shares.py diagnosis.json"
+}
+
+cat >/tmp/shares.py <<'PYTHON'
+import json, sys
+for trial in json.load(open(sys.argv[1]))["trials"]:
+    took, name = trial["took"], trial["name"]
+    print(name, trial["median_ns"] / 1e9, "s", took.get("fraction"), took.get("why"))
+    if name not in ("as-is", "base") and took.get("fraction", 0) < 0.9 and not took.get("why"):
+        sys.exit("no reason")
+PYTHON
+
+programs() {
+    seq 1 26000000 | tac | head -c 200000000 >/dev/shm/big.txt
+    cat >/dev/shm/names.py <<'PYTHON'
+names = {n: str(n) for n in range(1_000_000)}
+print(sum(len(names[n * 7919 % 1_000_000]) for n in range(2_000_000)))
+PYTHON
+    cat >/dev/shm/rows.sql <<'SQL'
+CREATE TABLE t(a, b);
+WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c LIMIT 500000) INSERT INTO t SELECT n * 7919 % 1000003, n FROM c;
+CREATE INDEX i ON t(a);
+SELECT count(*), sum(x.b * y.b % 7) FROM t x JOIN t y ON x.a = y.a;
+SQL
+    diagnosed "the built-in job" 1500 ""
+    diagnosed "sort of 200 MB" 1500 "-- sort -S 1G -o sorted.txt big.txt"
+    diagnosed python3 1500 "-- python3 names.py"
+    diagnosed sqlite3 1500 "--input rows.sql -- sqlite3 :memory:"
+}
+
 # The parts to run, from the command line of the kernel.
 parts=$(sed -n 's/.*pagetax.parts=\([a-z,]*\).*/\1/p' /proc/cmdline)
 part() {
@@ -253,6 +298,7 @@ part() {
     part commands rows doctor
     part why why
     part pager pager
+    part programs programs
 } >/dev/ttyS1 2>&1
 echo @@done >/dev/ttyS1
 echo o >/proc/sysrq-trigger

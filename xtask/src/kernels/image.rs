@@ -27,8 +27,8 @@ const PLANTS_SOURCE: &str = "crates/cli/tests/why/plants.c";
 /// Programs that `guest.sh` and the tests run.
 const PROGRAMS: &[&str] = &[
     "bash", "cat", "chgrp", "chmod", "cmp", "cp", "date", "env", "false", "grep", "head", "id",
-    "ip", "mkdir", "mount", "rm", "sed", "seq", "setpriv", "sh", "sleep", "sort", "tail",
-    "timeout", "true", "uname",
+    "ip", "mkdir", "mount", "rm", "sed", "seq", "setpriv", "sh", "sleep", "sort", "sqlite3", "tac",
+    "tail", "timeout", "true", "uname",
 ];
 /// Tests that run there: package, kind of target, and name.
 const TESTS: &[(&str, &str, &str)] = &[
@@ -38,9 +38,8 @@ const TESTS: &[(&str, &str, &str)] = &[
     ("pagetax-remote-preload", "--test", "real"),
     ("pagetax", "--test", "why"),
 ];
-/// Libraries that pagetax looks for in its own directory.
-const LIBRARIES: [&str; 3] =
-    ["libpagetax_preload.so", "libpagetax_remote_preload.so", "libpagetax_dbt.so"];
+/// The library that the tests of the pager preload.
+const PRELOADED: &str = "libpagetax_remote_preload.so";
 
 /// Builds the programs under test, and writes the archive. Returns its path.
 pub fn make(folder: &Path) -> Result<PathBuf> {
@@ -55,11 +54,14 @@ pub fn make(folder: &Path) -> Result<PathBuf> {
         image.program(program)?;
     }
     image.python()?;
+    // A release carries its libraries.
+    let pagetax = std::path::absolute(shell::pagetax()?)?;
+    let mut script = format!("PAGETAX={}\n", pagetax.display());
+    image.stripped(&pagetax)?;
+    // The tests need the program and the library that they find beside themselves.
     let debug = std::path::absolute("target/debug")?;
-    let mut script = format!("PAGETAX={}/pagetax\n", debug.display());
-    image.stripped(&debug.join("pagetax"))?;
-    for library in LIBRARIES {
-        image.stripped(&debug.join(library))?;
+    for name in ["pagetax", PRELOADED] {
+        image.stripped(&debug.join(name))?;
     }
     for (package, kind, name) in TESTS {
         let path = test_binary(package, kind, name)?;
@@ -67,8 +69,7 @@ pub fn make(folder: &Path) -> Result<PathBuf> {
         let variable = if name.is_empty() { "LIB" } else { &name.to_uppercase() };
         script += &format!("{variable}={}\n", path.display());
     }
-    // Tests of the preloaded library look for it beside themselves.
-    image.stripped(&debug.join("deps").join(LIBRARIES[1]))?;
+    image.stripped(&debug.join("deps").join(PRELOADED))?;
     image.write("settings.sh", &script)?;
     image.compiler()?;
     image.pack(folder)

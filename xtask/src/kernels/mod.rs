@@ -34,11 +34,17 @@ const NEEDED: &[(&str, &str)] = &[
     ("/usr/bin/musl-gcc", "musl-tools"),
     ("/usr/bin/strip", "binutils"),
     ("/usr/bin/python3", "python3"),
+    ("/usr/bin/sqlite3", "sqlite3"),
     (KEYS, "debian-archive-keyring"),
 ];
 const MEMORY: &str = "2048";
-/// The parts of `guest.sh`: the matrix of commands, the plants of `why`, and the tests of the pager.
-const PARTS: [&str; 3] = ["commands", "why", "pager"];
+/// The memory of a guest that runs [`ON_REQUEST`].
+const MEMORY_OF_PROGRAMS: &str = "4096";
+/// The parts of `guest.sh`: the matrix of commands, the plants of `why`, the tests of the pager, and diagnoses
+/// of programs that need much memory.
+const PARTS: [&str; 4] = ["commands", "why", "pager", ON_REQUEST];
+/// The part that takes an hour, and runs on request only.
+const ON_REQUEST: &str = "programs";
 /// The kernel that has all that the pager uses, as today's machines have: `cargo xtask test` runs the pager's
 /// tests on such a machine. They run in this guest on request only.
 const WITHOUT_PAGER: &str = "7.3";
@@ -56,7 +62,7 @@ const LOST_WRITE_TO_CODE: &str = "Oops: int3";
 pub struct Args {
     /// Kernels, such as 5.10; none is all: 5.10, 6.1, 6.12 and 7.3
     versions: Vec<String>,
-    /// Run these parts only: commands, why, pager
+    /// Run these parts only: commands, why, pager, programs. Programs run on request only
     #[arg(long, value_name = "PART,…", value_delimiter = ',', value_parser = PARTS)]
     only: Vec<String>,
     /// Boot the programs of the last build, with the checks as they are now
@@ -308,11 +314,13 @@ fn boot(version: &'static str, kernel: &Path, image: &Path, args: &Args) -> Resu
 
 fn boot_once(version: &'static str, kernel: &Path, image: &Path, args: &Args) -> Result<GuestRun> {
     let limit = Duration::from_secs(args.limit);
-    let is_left_out = |part: &&str| version == WITHOUT_PAGER && *part == "pager";
+    let is_left_out =
+        |part: &&str| *part == ON_REQUEST || (version == WITHOUT_PAGER && *part == "pager");
     let parts: Vec<&str> = match args.only.is_empty() {
         true => PARTS.into_iter().filter(|part| !is_left_out(part)).collect(),
         false => args.only.iter().map(String::as_str).collect(),
     };
+    let memory = if parts.contains(&ON_REQUEST) { MEMORY_OF_PROGRAMS } else { MEMORY };
     let parts = parts.join(",");
     let begun = Instant::now();
     let console = format!("{FOLDER}/{version}.console");
@@ -321,7 +329,7 @@ fn boot_once(version: &'static str, kernel: &Path, image: &Path, args: &Args) ->
         File::create(path)?;
     }
     let mut qemu = Command::new("qemu-system-x86_64");
-    qemu.args(["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", MEMORY]);
+    qemu.args(["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", memory]);
     qemu.args(["-display", "none", "-monitor", "none", "-no-reboot", "-nic", "none"]);
     qemu.args(["-serial", &format!("file:{console}"), "-serial", &format!("file:{results}")]);
     qemu.arg("-kernel").arg(kernel).arg("-initrd").arg(image);

@@ -4,13 +4,15 @@
 use super::{budget, report, text};
 use pagetax_core::budget::TimeRow;
 use pagetax_core::cause::Account;
-use pagetax_core::diagnosis::{AS_IS, BASE, Diagnosis, Skipped, TAX_DISAGREES, Took, Trial};
+use pagetax_core::diagnosis::{AS_IS, BASE, CHECK, Diagnosis, Skipped, TAX_DISAGREES, Took, Trial};
 use pagetax_core::report::Warning;
 use pagetax_core::stats::{Ratio, median};
 use pagetax_core::units::{Bytes, Nanos};
 
 /// The columns of a line that is not to be pasted.
 const COLUMNS: usize = 100;
+/// The lines of the report that fits a screen.
+const LINES: usize = 25;
 /// From this share of memory on large pages on, nothing needs to be explained.
 const ENOUGH: f64 = 0.9;
 /// A cause with a smaller share of the CPU time is not listed.
@@ -28,11 +30,10 @@ pub fn render(diagnosis: &Diagnosis) -> String {
         diagnosis.trials.len()
     );
     let bold = anstyle::Style::new().bold();
-    let mut out = format!("{bold}{title}{bold:#}\n");
-    out += &short_trials(diagnosis);
-    out += &tax(diagnosis);
-    out += &warnings(diagnosis);
-    out + &short_verdict(diagnosis)
+    let head = format!("{bold}{title}{bold:#}\n{}", short_trials(diagnosis));
+    let tail = tax(diagnosis) + &warnings(diagnosis) + &short_verdict(diagnosis);
+    let room = LINES.saturating_sub(head.lines().count() + tail.lines().count());
+    head + &shares(diagnosis, room.max(1)) + &tail
 }
 
 /// Renders the whole diagnosis.
@@ -80,21 +81,28 @@ fn short_trials(diagnosis: &Diagnosis) -> String {
             fit(&format!("  {}  not tried: {}", skipped.name, skipped.why), COLUMNS)
         );
     }
-    if let Some((trial, why)) = unexplained_share(diagnosis) {
-        out += &format!("{}\n", fit(&format!("  {}: {why}", trial.name), COLUMNS));
-    }
     out
 }
 
-/// Returns the trial that counts, and the reason why part of its memory is on small pages.
-fn unexplained_share(diagnosis: &Diagnosis) -> Option<(&Trial, &str)> {
+/// Renders in so many lines why trials have memory on small pages: first the trial that counts, and trials of
+/// one reason together.
+fn shares(diagnosis: &Diagnosis, room: usize) -> String {
     let is_low = |trial: &&Trial| trial.took.fraction.is_none_or(|share| share < ENOUGH);
-    let wants_large = |trial: &&Trial| trial.name != AS_IS && trial.name != BASE;
-    let winner = diagnosis.verdict.winner.as_deref();
-    let counts = diagnosis.trials.iter().find(|trial| Some(trial.name.as_str()) == winner);
-    let counts = counts.or_else(|| diagnosis.trials.iter().find(wants_large));
-    let trial = counts.filter(wants_large).filter(is_low)?;
-    Some((trial, trial.took.why.as_deref()?))
+    let wants_large = |trial: &&Trial| ![AS_IS, BASE, CHECK].contains(&trial.name.as_str());
+    let low = diagnosis.trials.iter().filter(wants_large).filter(is_low);
+    let mut reasons: Vec<(&str, Vec<&str>)> = Vec::new();
+    for (trial, why) in low.filter_map(|trial| Some((trial, trial.took.why.as_deref()?))) {
+        match reasons.iter_mut().find(|(known, _)| *known == why) {
+            Some((_, names)) => names.push(&trial.name),
+            None => reasons.push((why, vec![&trial.name])),
+        }
+    }
+    let winner = diagnosis.verdict.winner.as_deref().unwrap_or_default();
+    reasons.sort_by_key(|(_, names)| !names.contains(&winner));
+    let line = |(why, names): &(&str, Vec<&str>)| {
+        format!("{}\n", fit(&format!("  {}: {why}", names.join(", ")), COLUMNS))
+    };
+    reasons.iter().take(room).map(line).collect()
 }
 
 /// Renders the tax in one line, its largest causes, and the warning if the trials saved more.
@@ -371,7 +379,7 @@ mod tests {
     fn fits(diagnosis: &Diagnosis) -> String {
         let text = anstream::adapter::strip_str(&render(diagnosis)).to_string();
         let count = text.lines().count();
-        assert!(count <= 25, "{count} lines:\n{text}");
+        assert!(count <= LINES, "{count} lines:\n{text}");
         let is_pasted = |line: &&str| line.contains("ppgsz") || line.contains("/home/u");
         for line in text.lines().filter(|line| !is_pasted(line)) {
             assert!(line.chars().count() <= COLUMNS, "{line}");
@@ -384,7 +392,10 @@ mod tests {
         let text = fits(&diagnosis("python3 names.py", all()));
         assert_eq!(text.lines().last(), Some("pagetax ppgsz -o 'heap=2M' python3 names.py"));
         assert!(text.contains("Virtual memory takes 38 % of its CPU time (19–60 %)"), "{text}");
-        assert!(text.contains("thp-2M: outside whole blocks"), "87 % owes a reason: {text}");
+        assert!(
+            text.contains("thp-2M, stack-2M: outside whole blocks"),
+            "87 % owes a reason: {text}"
+        );
         let faults = "fewer page faults (131 082 → 266)";
         assert!(text.contains(&format!("saved: fewer page walks, then {faults}")), "{text}");
         assert!(text.contains("(1 more: --full)"), "{text}");
