@@ -463,7 +463,7 @@ mod tests {
             (vec![as_is(), base(), thp(1_000, 200)], Some("thp-2M"), "100 % more memory"),
             (vec![as_is(), base(), thp(1_260, 140)], None, "40 % more memory: more than 5 times"),
             (vec![as_is(), base(), thp(1_260, 105)], Some("thp-2M"), "5 % more"),
-            (vec![as_is(), base(), thp(1_290, 100)], None, "nothing helps: `thp-2M` put"),
+            (vec![as_is(), base(), thp(1_300, 100)], None, "nothing helps: `thp-2M` put"),
             (vec![as_is(), trial("thp-2M", 1_300, 100, 0.1)], None, "none put most"),
             (vec![as_is()], None, "no other page size could be tried"),
             (vec![base()], None, "not run as it is"),

@@ -3,9 +3,9 @@
 //! Invariant: the intervals of all comparisons, at all looks together, contain the true ratios with a
 //! probability of at least 95 %. So a decision to stop may use any of them. Each look spends a part of the
 //! error; the parts sum to at most 5 %.
-//! From [`RANKED_PAIRS`] pairs on it assumes that the log ratios of pairs are independent and symmetric. Two runs
-//! of the same program in one round are exchangeable, so for them symmetry holds whatever the noise. With
-//! fewer pairs it also assumes a normal distribution or a mixture of normal ones of different width. Longer
+//! From [`RANKED_PAIRS`] pairs on it assumes that the log ratios of pairs are independent and symmetric. Two
+//! runs of the same program in one round are exchangeable, so for them symmetry holds whatever the noise.
+//! With fewer pairs it also assumes a normal distribution or a mixture of normal ones of different width. Longer
 //! tails make the interval wider than necessary (Benjamini 1983). A program with two speeds breaks the
 //! assumption; `cargo xtask bench verdicts` measures the error on real programs.
 //! Sources: repeated confidence intervals (Jennison, Turnbull 1989), error spending (Lan, DeMets 1983),

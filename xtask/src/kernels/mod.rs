@@ -40,8 +40,8 @@ const NEEDED: &[(&str, &str)] = &[
 const MEMORY: &str = "2048";
 /// The memory of a guest that runs [`ON_REQUEST`].
 const MEMORY_OF_PROGRAMS: &str = "4096";
-/// The parts of `guest.sh`: the matrix of commands, the plants of `why`, the tests of the pager, and diagnoses
-/// of programs that need much memory.
+/// The parts of `guest.sh`: the matrix of commands, the plants of `why`, the tests of the pager, and
+/// diagnoses of programs that need much memory.
 const PARTS: [&str; 4] = ["commands", "why", "pager", ON_REQUEST];
 /// The part that takes an hour, and runs on request only.
 const ON_REQUEST: &str = "programs";
