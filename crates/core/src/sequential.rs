@@ -5,9 +5,9 @@
 //! error; the parts sum to at most 5 %.
 //! From [`RANKED_PAIRS`] pairs on it assumes that the log ratios of pairs are independent and symmetric. Two
 //! runs of the same program in one round are exchangeable, so for them symmetry holds whatever the noise.
-//! With fewer pairs it also assumes a normal distribution or a mixture of normal ones of different width. Longer
-//! tails make the interval wider than necessary (Benjamini 1983). A program with two speeds breaks the
-//! assumption; `cargo xtask bench verdicts` measures the error on real programs.
+//! With fewer pairs it also assumes a normal distribution or a mixture of normal ones of different width.
+//! Longer tails make the interval wider than necessary (Benjamini 1983). A program with two speeds breaks
+//! the assumption; `cargo xtask bench verdicts` measures the error on real programs.
 //! Sources: repeated confidence intervals (Jennison, Turnbull 1989), error spending (Lan, DeMets 1983),
 //! Student's interval for few pairs, the interval of the signed-rank test (Wilcoxon 1945; Hodges, Lehmann
 //! 1963).

@@ -84,7 +84,7 @@ fn both(
 /// Returns a count that a paged program logs at its end, the last one if its children log too.
 fn count(output: &Output, name: &str) -> u64 {
     let errors = String::from_utf8_lossy(&output.stderr);
-    let (_, rest) = errors.rsplit_once(&format!("{name}: ")).unwrap_or_else(|| panic!("{errors}"));
+    let (_, rest) = errors.rsplit_once(&format!(" {name} ")).unwrap_or_else(|| panic!("{errors}"));
     rest.split(|c: char| !c.is_ascii_digit()).next().unwrap().parse().unwrap()
 }
 

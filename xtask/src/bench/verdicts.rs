@@ -1,8 +1,8 @@
-//! The errors of `diagnose` while a compiler runs beside it: trials of a program that are all alike (A/A), and
-//! programs that are made faster or slower on large pages only.
+//! The errors of `diagnose` while a compiler runs beside it: trials of a program that are all alike (A/A),
+//! and programs that are made faster or slower on large pages only.
 //!
-//! It takes hours. Each run is noted in target/bench, and the bench goes on from there until the program is
-//! built anew.
+//! It takes hours. Each run is noted in target/bench, and the bench goes on from there until pagetax is built
+//! anew.
 
 use super::programs::{Workshop, chosen};
 use super::{Outcome, pagetax};
@@ -219,7 +219,7 @@ fn outcome(seen: &[Seen]) -> Outcome {
     }
 }
 
-/// Returns the number of false verdicts of equal trials, and otherwise that of recommendations of large pages.
+/// Returns the number of false verdicts of equal trials; of others, that of recommendations of large pages.
 fn hits(kind: &Kind, all: &[&Seen]) -> u64 {
     let is_hit = |one: &&&Seen| match kind.percent {
         100 => one.winner.is_some() || one.is_check_different,
