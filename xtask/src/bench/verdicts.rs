@@ -19,9 +19,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
-/// Of A/A runs, false verdicts.
+/// The share of A/A runs that may have a false verdict.
 const FALSE_LIMIT: f64 = 0.05;
-/// Of planted gains, those found.
+/// The share of planted gains that are to be found.
 const FOUND_LIMIT: f64 = 0.9;
 /// The limit of `diagnose` for the rounds of an A/A run. Those of a gain have the default.
 const TIME: &str = "20s";
