@@ -1,7 +1,8 @@
 //! `pagetax misscurve`: how often a program would miss with TLBs of any size, from one look at it.
 
+use crate::output::tables::TablesArgs;
 use crate::output::{self, documents::Outputs, misscurve};
-use crate::recorded::Source;
+use crate::recorded::{Recorded, Source};
 use anyhow::Result;
 use pagetax_core::units::PageSize;
 use pagetax_recorder::counters::Side;
@@ -43,6 +44,9 @@ pub struct Args {
     interval: u64,
 
     #[command(flatten)]
+    tables: TablesArgs,
+
+    #[command(flatten)]
     outputs: Outputs<MissCurves>,
 
     #[command(flatten)]
@@ -59,7 +63,9 @@ fn percent(text: &str) -> Result<f64, String> {
 /// Runs `pagetax misscurve [TRACE] [-- COMMAND]`.
 pub fn run(args: Args) -> Result<ExitCode> {
     args.outputs.check_writable()?;
-    let source = args.source.open()?;
+    args.tables.check_writable()?;
+    let source = args.source.open(&args.outputs)?;
+    let mut tables = args.tables.open(matches!(source, Recorded::Live(_)), &args.outputs)?;
     let following = args.sample.map_or(Following::All, Following::AtMost);
     let side = if args.code { Side::Code } else { Side::Data };
     let curves = Curves::new(&args.pages, following, side, args.interval);
@@ -67,7 +73,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
     curves.finish();
     let of = (source.title(), outcome.code);
     let document = MissCurves::new(&curves, of, side, args.interval, args.reach);
-    args.outputs.print(&document, misscurve::render)?;
+    args.outputs.write(&document)?;
+    tables.print(&misscurve::render(&document))?;
     outcome.notes.iter().for_each(|note| output::note(&format!("misscurve: {note}")));
     Ok(outcome.code.into())
 }

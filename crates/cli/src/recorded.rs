@@ -1,5 +1,6 @@
 //! Recorded programs, as several subcommands take them: a command that is recorded now, or a trace.
 
+use crate::output::documents::{Output, Outputs};
 use crate::{exit, output};
 use anyhow::{Context, Result, anyhow, bail};
 use pagetax_core::exit::Exit;
@@ -60,6 +61,7 @@ pub struct EngineCommand {
     pub program: Program,
     argv: Vec<OsString>,
     follow: bool,
+    stdout_to_stderr: bool,
 }
 
 /// The end of an observation.
@@ -71,11 +73,16 @@ pub struct SourceOutcome {
 }
 
 impl Source {
-    /// Prepares all that can fail before the program starts.
-    pub fn open(&self) -> Result<Recorded> {
+    /// Prepares all that can fail before the program starts. If documents take stdout, the program's output goes
+    /// to stderr.
+    pub fn open<D: Output>(&self, documents: &Outputs<D>) -> Result<Recorded> {
         match (&self.trace, self.command.first()) {
             (Some(path), _) => Ok(Recorded::Trace(Box::new(open_trace(path)?))),
-            (None, Some(_)) => Ok(Recorded::Live(Box::new(self.command()?))),
+            (None, Some(_)) => {
+                let command = self.command()?;
+                let stdout_to_stderr = documents.takes_stdout();
+                Ok(Recorded::Live(Box::new(EngineCommand { stdout_to_stderr, ..command })))
+            }
             (None, None) => {
                 bail!("nothing to look at\n  remedy: name a command after --, or a trace")
             }
@@ -86,7 +93,8 @@ impl Source {
     pub fn command(&self) -> Result<EngineCommand> {
         let name = self.command.first().context("no command\n  remedy: name one after --")?;
         let (engine, program) = engine_for(name, self.engine, self.follow, false)?;
-        Ok(EngineCommand { engine, program, argv: self.command.clone(), follow: self.follow })
+        let (argv, follow) = (self.command.clone(), self.follow);
+        Ok(EngineCommand { engine, program, argv, follow, stdout_to_stderr: false })
     }
 }
 
@@ -170,6 +178,7 @@ impl EngineCommand {
             follow: self.follow,
             sample: false,
             filters: filters(),
+            stdout_to_stderr: self.stdout_to_stderr,
         };
         let mut live = RecordAdapter::new(pages, &self.program);
         let ended = session::run(&options, &mut live, |_| {})?;

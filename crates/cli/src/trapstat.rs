@@ -9,6 +9,7 @@ mod perf;
 mod record;
 
 use crate::output;
+use crate::output::tables::Tables;
 use crate::output::trapstat::{Form, render};
 use anyhow::{Context, Result, anyhow};
 pub use args::Args;
@@ -17,8 +18,6 @@ use backend::Backend;
 use pagetax_core::trapstat::Listing;
 use pagetax_host::sys::signal::StopSignals;
 use pagetax_recorder::documents::Trapstat;
-use std::fs::File;
-use std::io::Write;
 use std::process::ExitCode;
 
 /// Runs `pagetax trapstat [INTERVAL [COUNT]] [-- COMMAND]`.
@@ -28,7 +27,7 @@ pub fn run(mut args: Args) -> Result<ExitCode> {
         return Err(anyhow!("a trace, and something to run\n  remedy: leave one of them out"));
     }
     args.outputs.check_writable()?;
-    args.output.iter().try_for_each(|path| output::check_writable(path))?;
+    args.tables.check_writable()?;
     args.interval_ns()?;
     let mut backend = choose(&args)?;
     // From here on Ctrl-C ends the program, not us, so that what was seen is printed.
@@ -39,7 +38,7 @@ pub fn run(mut args: Args) -> Result<ExitCode> {
     let finished = backend.run(&args, &mut |listing| printer.take(listing))?;
     if printer.form != Form::Parsable {
         let profiles = finished.profiles.iter().map(output::trapstat::profile);
-        printer.print(&profiles.collect::<String>())?;
+        printer.tables.print(&profiles.collect::<String>())?;
     }
     finished.notes.iter().for_each(|note| output::note(&format!("trapstat: {note}")));
     args.outputs.write(&Trapstat {
@@ -54,43 +53,17 @@ pub fn run(mut args: Args) -> Result<ExitCode> {
     Ok(finished.code.into())
 }
 
-/// Where tables go.
-enum Out {
-    Stdout,
-    File(File),
-    /// JSON takes stdout.
-    Nowhere,
-}
-
 /// Prints listings as they come, and keeps them.
 struct Printer {
     form: Form,
-    out: Out,
+    tables: Tables,
     listings: Vec<Listing>,
 }
 
 impl Printer {
     fn new(args: &Args) -> Result<Printer> {
-        let out = match &args.output {
-            Some(path) => Out::File(File::create(path).with_context(|| {
-                format!("cannot write {}\n  remedy: name a file that you may write", path.display())
-            })?),
-            None if args.outputs.takes_stdout() => Out::Nowhere,
-            None => Out::Stdout,
-        };
-        Ok(Printer { form: args.form(), out, listings: Vec::new() })
-    }
-
-    fn print(&mut self, text: &str) -> Result<()> {
-        match &mut self.out {
-            Out::Stdout => output::print(text),
-            Out::File(file) => {
-                let plain = anstream::adapter::strip_str(text).to_string();
-                file.write_all(plain.as_bytes())
-                    .context("cannot write the tables; is the disk full?")
-            }
-            Out::Nowhere => Ok(()),
-        }
+        let tables = args.tables.open(!args.command.is_empty(), &args.outputs)?;
+        Ok(Printer { form: args.form(), tables, listings: Vec::new() })
     }
 
     fn take(&mut self, listing: Listing) -> Result<()> {
@@ -98,7 +71,7 @@ impl Printer {
         let of_other = self.listings.last().is_none_or(|last| last.title != listing.title);
         let named = self.form == Form::Parsable && of_other;
         let title = if named { format!("# {}\n", listing.title) } else { String::new() };
-        self.print(&(gap.to_string() + &title + &render(&listing, self.form)))?;
+        self.tables.print(&(gap.to_string() + &title + &render(&listing, self.form)))?;
         self.listings.push(listing);
         Ok(())
     }

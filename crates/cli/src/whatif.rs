@@ -3,6 +3,7 @@
 
 mod render;
 
+use crate::output::tables::TablesArgs;
 use crate::output::{self, documents::Outputs};
 use crate::recorded::{Recorded, Source};
 use crate::{calibrate, exit, machines};
@@ -44,6 +45,9 @@ pub struct Args {
     verify: bool,
 
     #[command(flatten)]
+    tables: TablesArgs,
+
+    #[command(flatten)]
     outputs: Outputs<WhatIf>,
 
     #[command(flatten)]
@@ -53,7 +57,9 @@ pub struct Args {
 /// Runs `pagetax whatif [TRACE] [-- COMMAND]`.
 pub fn run(args: Args) -> Result<ExitCode> {
     args.outputs.check_writable()?;
-    let source = args.source.open()?;
+    args.tables.check_writable()?;
+    let source = args.source.open(&args.outputs)?;
+    let mut tables = args.tables.open(matches!(source, Recorded::Live(_)), &args.outputs)?;
     if args.verify && matches!(source, Recorded::Trace(_)) {
         bail!("a trace cannot be timed\n  remedy: drop --verify, or name the command after --");
     }
@@ -79,7 +85,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
             .map_err(|error| exit::with(exit::UNMET, error))?;
     forecast.notes.splice(0..0, outcome.notes);
     let code = timed.exit.map(Exit::shell_code);
-    args.outputs.print(&WhatIf::new(&forecast, code), |_| render::table(&forecast))?;
+    args.outputs.write(&WhatIf::new(&forecast, code))?;
+    tables.print(&render::table(&forecast))?;
     forecast.notes.iter().for_each(|note| output::note(&format!("whatif: {note}")));
     Ok(code.unwrap_or(outcome.code).into())
 }

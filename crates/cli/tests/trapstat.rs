@@ -284,14 +284,15 @@ fn ctrl_c_ends_the_program_and_prints_what_was_seen() {
         "-c",
         "echo up; while :; do :; done",
     ]);
-    let mut child = command.current_dir(&folder).stdout(Stdio::piped()).spawn().unwrap();
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.current_dir(&folder).spawn().unwrap();
     let mut out = std::io::BufReader::new(child.stdout.take().unwrap());
     let (mut first, mut rest) = (String::new(), String::new());
     std::io::BufRead::read_line(&mut out, &mut first).unwrap();
     assert_eq!(first, "up\n");
     let asked = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
     assert!(asked.success());
-    std::io::Read::read_to_string(&mut out, &mut rest).unwrap();
+    std::io::Read::read_to_string(&mut child.stderr.take().unwrap(), &mut rest).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(128 + 2));
     assert!(rest.contains("dtlb-miss") && rest.contains("misses by function"), "{rest}");
 }

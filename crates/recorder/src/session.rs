@@ -15,7 +15,7 @@ use std::ffi::OsString;
 use std::io;
 use std::time::{Duration, Instant};
 
-/// The options of a options.
+/// The options of a session.
 pub struct RecordOptions<'a> {
     /// The engine that runs the command.
     pub engine: &'a Engine,
@@ -27,9 +27,11 @@ pub struct RecordOptions<'a> {
     pub sample: bool,
     /// The filters of data and of code.
     pub filters: (SideFilters, SideFilters),
+    /// True to send the program's stdout to our stderr, because our stdout has another use.
+    pub stdout_to_stderr: bool,
 }
 
-/// The end of a options.
+/// The end of a session.
 #[derive(Debug)]
 pub struct SessionOutcome {
     /// The exit of the recorded program.
@@ -74,9 +76,13 @@ pub fn run<C: Consumer>(
         .map_err(|error| SessionError("make a file for the recorder's messages", error))?;
     let start = Instant::now();
     let RecordOptions { engine, argv, follow, .. } = *options;
-    let child = engine.launcher(&rings.path(), log.path(), argv, follow).spawn();
-    let mut child =
-        child.map_err(|error| SessionError("start the recorder", io::Error::other(error)))?;
+    let mut launcher = engine.launcher(&rings.path(), log.path(), argv, follow);
+    if options.stdout_to_stderr {
+        launcher.command.stdout(io::stderr());
+    }
+    let mut child = launcher
+        .spawn()
+        .map_err(|error| SessionError("start the recorder", io::Error::other(error)))?;
     let (mut record_count, mut looked, mut stopping) = (0, Instant::now(), StopRequest::default());
     let waiting = |error| SessionError("wait for the program", error);
     let cpu_ns = loop {

@@ -40,6 +40,7 @@ fn recorded(kind: EngineKind, program: &Path, path: &Path) -> Trace {
         follow: false,
         sample: false,
         filters: filters(),
+        stdout_to_stderr: false,
     };
     let mut live = RecordAdapter::new(writer(path), &program);
     assert_eq!(run(&options, &mut live, |_| {}).unwrap().exit.shell_code(), 42);

@@ -16,6 +16,7 @@ mod registry;
 pub mod report;
 pub mod reproduction;
 pub mod sweep;
+pub mod tables;
 pub mod text;
 pub mod trapstat;
 pub mod why;

@@ -36,7 +36,10 @@ pub fn run(args: &Args, advice: &PartSizes) -> Result<ExitCode> {
     }
     let own = |error: anyhow::Error| exit::with(exit::WRAPPER_FAILED, error);
     let files = bring_in(&launch);
-    let launcher = launch.launcher(&args.operands);
+    let mut launcher = launch.launcher(&args.operands);
+    if args.outputs.takes_stdout() {
+        launcher.command.stdout(io::stderr());
+    }
     let watched = args.verify || args.outputs.is_wanted();
     if launch.swept.is_none() && !watched {
         return Err(with_code(launcher.exec().into()));

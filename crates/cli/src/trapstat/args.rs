@@ -2,6 +2,7 @@
 
 use crate::exit;
 use crate::output::documents::Outputs;
+use crate::output::tables::TablesArgs;
 use crate::output::trapstat::Form;
 use crate::recorded::EngineChoice;
 use anyhow::{Result, anyhow};
@@ -93,9 +94,8 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 10)]
     pub(super) top: usize,
 
-    /// Print the tables into a file, apart from what the command prints
-    #[arg(short = 'o', long, value_name = "FILE")]
-    pub(super) output: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) tables: TablesArgs,
 
     #[command(flatten)]
     pub(super) outputs: Outputs<Trapstat>,

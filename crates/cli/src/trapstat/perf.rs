@@ -182,6 +182,9 @@ fn spawn(args: &Args) -> Result<Option<(Child, PassedOn)>> {
     }
     let mut launcher = Launcher::new(program);
     launcher.command.args(arguments);
+    if args.outputs.takes_stdout() {
+        launcher.command.stdout(std::io::stderr());
+    }
     let signals = PassedOn::watch().context("cannot watch for signals")?;
     let child = launcher.spawn().map_err(|error| exit::with(exit::of_program(&error), error))?;
     Ok(Some((child, signals)))

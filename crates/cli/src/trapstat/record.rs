@@ -71,6 +71,7 @@ impl Record {
             follow: args.follow,
             sample: args.sample,
             filters: simulation.filters(),
+            stdout_to_stderr: args.outputs.takes_stdout(),
         };
         let mut intervals = intervals(args, &simulation)?;
         let mut printed = Ok(());

@@ -65,6 +65,8 @@ pub fn record_part(
     let argv = [program.as_os_str().to_owned()];
     let program = Program::find(program).unwrap();
     let engine = Engine::choose(&program, Some(kind)).unwrap();
-    let options = RecordOptions { engine: &engine, argv: &argv, follow: true, sample, filters };
+    let (follow, stdout_to_stderr) = (true, false);
+    let options =
+        RecordOptions { engine: &engine, argv: &argv, follow, sample, filters, stdout_to_stderr };
     run(&options, simulation, |_| {}).unwrap()
 }

@@ -1,0 +1,73 @@
+//! The stdout of a program that pagetax runs is the program's own: tables go to stderr or into a file, and a
+//! document on stdout moves the program's output to stderr.
+
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+/// The words in front of a command, and a word of the tables.
+const WRAPPERS: &[(&[&str], &str)] = &[
+    (&["trapstat", "--backend", "record"], "dtlb-miss"),
+    (&["misscurve"], "entries"),
+    (&["whatif", "--runs", "2"], "speed-up"),
+    (&["whatif", "--runs", "2", "--verify"], "speed-up"),
+];
+
+/// Runs `sort numbers` behind these words, with a calibration in the folder.
+fn sort(words: &[&str], folder: &Path) -> (Output, String) {
+    let mut pagetax = Command::new(env!("CARGO_BIN_EXE_pagetax"));
+    pagetax.args(words).args(["--", "sort", "-n", "numbers"]);
+    pagetax.current_dir(folder).env("XDG_CACHE_HOME", folder).stdin(Stdio::null());
+    let output = pagetax.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    (output, said)
+}
+
+/// Writes unsorted numbers, and returns them sorted. None, after a notice, if nothing can record here.
+fn prepared(folder: &Path) -> Option<String> {
+    if Command::new("valgrind").arg("--version").output().is_err() {
+        println!("SKIP: not installed: valgrind");
+        return None;
+    }
+    let numbers: String = (0..2_000u64).map(|i| format!("{}\n", i * 7_919 % 2_003)).collect();
+    std::fs::write(folder.join("numbers"), numbers).unwrap();
+    let sorted = Command::new("sort").args(["-n", "numbers"]).current_dir(folder).output().unwrap();
+    Some(String::from_utf8(sorted.stdout).unwrap())
+}
+
+#[test]
+fn tables_beside_a_program_go_to_stderr_or_into_a_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(sorted) = prepared(folder.path()) else { return };
+    for (words, in_tables) in WRAPPERS {
+        let (output, said) = sort(words, folder.path());
+        if said.contains("lacks the cost") {
+            println!("SKIP: no prices for {words:?}: {said}");
+            continue;
+        }
+        assert!(output.status.success(), "{words:?}: {said}");
+        assert!(output.stdout == sorted.as_bytes(), "{words:?} spoils stdout");
+        assert!(said.contains(in_tables), "{words:?}: {said}");
+        let (output, said) = sort(&[words, &["-o", "tables"][..]].concat(), folder.path());
+        assert!(output.stdout == sorted.as_bytes(), "{words:?} -o spoils stdout");
+        let tables = std::fs::read_to_string(folder.path().join("tables")).unwrap();
+        assert!(tables.contains(in_tables) && !said.contains(in_tables), "{words:?}: {said}");
+    }
+}
+
+#[test]
+fn a_document_on_stdout_is_alone_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(sorted) = prepared(folder.path()) else { return };
+    let ppgsz: (&[&str], &str) = (&["ppgsz", "-o", "heap=2M"], "kind");
+    for (words, _) in WRAPPERS[..3].iter().chain([&ppgsz]) {
+        let (output, said) = sort(&[words, &["--json"][..]].concat(), folder.path());
+        if said.contains("lacks the cost") {
+            println!("SKIP: no prices for {words:?}: {said}");
+            continue;
+        }
+        let document: serde_json::Value = serde_json::from_slice(&output.stdout)
+            .unwrap_or_else(|error| panic!("{words:?}: {error}: {said}"));
+        assert!(document["kind"].is_string(), "{document}");
+        assert!(said.contains(&sorted), "{words:?} loses what the program prints: {said}");
+    }
+}
