@@ -73,8 +73,8 @@ pub struct SourceOutcome {
 }
 
 impl Source {
-    /// Prepares all that can fail before the program starts. If documents take stdout, the program's output goes
-    /// to stderr.
+    /// Prepares all that can fail before the program starts. If documents take stdout, the program's output
+    /// goes to stderr.
     pub fn open<D: Output>(&self, documents: &Outputs<D>) -> Result<Recorded> {
         match (&self.trace, self.command.first()) {
             (Some(path), _) => Ok(Recorded::Trace(Box::new(open_trace(path)?))),
