@@ -69,7 +69,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let following = args.sample.map_or(Following::All, Following::AtMost);
     let side = if args.code { Side::Code } else { Side::Data };
     let curves = Curves::new(&args.pages, following, side, args.interval);
-    let (mut curves, outcome) = source.observe(curves)?;
+    let (mut curves, outcome) = source.observe("misscurve", curves)?;
     curves.finish();
     let of = (source.title(), outcome.code);
     let document = MissCurves::new(&curves, of, side, args.interval, args.reach);

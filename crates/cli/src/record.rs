@@ -1,7 +1,7 @@
 //! `pagetax record`: a trace of the pages that a program goes to, to run on any simulated machine.
 
 use crate::exit;
-use crate::output;
+use crate::output::{self, progress::Progress};
 use crate::recorded::{EngineCommand, Source};
 use anyhow::{Result, bail};
 use pagetax_core::replay::ThreadTotals;
@@ -71,7 +71,7 @@ fn record(command: &EngineCommand, output: &Path) -> Result<u8> {
         dropped: DROPPED.into(),
     };
     let writer = TraceWriter::create(output, &head)?;
-    let (writer, outcome) = command.observe(writer)?;
+    let (writer, outcome) = command.observe("record", writer)?;
     finish(writer, output)?;
     outcome.notes.iter().for_each(|note| output::note(&format!("record: {note}")));
     Ok(outcome.code)
@@ -89,7 +89,10 @@ fn import_file(format: FormatChoice, from: &Path, output: &Path) -> Result<u8> {
         dropped: DROPPED.into(),
     };
     let mut writer = TraceWriter::create(output, &head)?;
-    if let Err(error) = import(format, from, &mut writer) {
+    let mut progress = Progress::start("record");
+    let imported = import(format, from, &mut writer, |done| progress.update(done));
+    drop(progress);
+    if let Err(error) = imported {
         drop(writer);
         // Ours, and of no use.
         std::fs::remove_file(output).ok();

@@ -1,6 +1,7 @@
 //! Recorded programs, as several subcommands take them: a command that is recorded now, or a trace.
 
 use crate::output::documents::{Output, Outputs};
+use crate::output::progress::Progress;
 use crate::{exit, output};
 use anyhow::{Context, Result, anyhow, bail};
 use pagetax_core::exit::Exit;
@@ -169,7 +170,7 @@ impl EngineCommand {
     }
 
     /// Runs it, and tells its pages. Ctrl-C ends the program, not us, so that what was seen is kept.
-    pub fn observe<P: PageObserver>(&self, pages: P) -> Result<(P, SourceOutcome)> {
+    pub fn observe<P: PageObserver>(&self, what: &str, pages: P) -> Result<(P, SourceOutcome)> {
         let _stop =
             StopSignals::watch().context("cannot watch for Ctrl-C; this is not expected")?;
         let options = RecordOptions {
@@ -181,7 +182,8 @@ impl EngineCommand {
             stdout_to_stderr: self.stdout_to_stderr,
         };
         let mut live = RecordAdapter::new(pages, &self.program);
-        let ended = session::run(&options, &mut live, |_| {})?;
+        let mut progress = Progress::beside_program(what, self.stdout_to_stderr);
+        let ended = session::run(&options, &mut live, |_, records| progress.recorded(records))?;
         let outcome = SourceOutcome { code: ended.exit.shell_code(), notes: notes(&ended) };
         Ok((live.pages, outcome))
     }
@@ -209,13 +211,18 @@ fn notes(ended: &SessionOutcome) -> Vec<String> {
 
 impl Recorded {
     /// Shows all pages of the source to an observer.
-    pub fn observe<P: PageObserver>(&self, mut pages: P) -> Result<(P, SourceOutcome)> {
+    pub fn observe<P: PageObserver>(&self, what: &str, mut pages: P) -> Result<(P, SourceOutcome)> {
         match self {
-            Recorded::Live(command) => command.observe(pages),
+            Recorded::Live(command) => command.observe(what, pages),
             Recorded::Trace(trace) => {
                 let _stop = StopSignals::watch()
                     .context("cannot watch for Ctrl-C; this is not expected")?;
-                let ended = trace.replay(&mut pages, |_| !asked_to_stop());
+                let mut progress = Progress::start(what);
+                let ended = trace.replay(&mut pages, |done| {
+                    progress.update(done);
+                    !asked_to_stop()
+                });
+                drop(progress);
                 let mut notes = Vec::new();
                 if let Err(error) = ended {
                     notes.push(format!("only what is before it was read: {error}"));

@@ -1,10 +1,11 @@
 //! `pagetax reproduce`: every published figure beside what the simulated machines say.
 
-use crate::output::{documents::Outputs, reproduction};
+use crate::output::{documents::Outputs, progress::Progress, reproduction};
 use crate::{exit, output};
 use anyhow::Result;
 use pagetax_sim::historic::reproduce::{Reproduction, published, reproduce};
 use std::process::ExitCode;
+use std::sync::Mutex;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -49,7 +50,10 @@ pub fn run(args: Args) -> Result<ExitCode> {
     }
     let all = args.names.iter().any(|name| name == "all");
     let names = if all { &[] } else { args.names.as_slice() };
-    let document = reproduce(names, args.seeds)?;
+    let progress = Mutex::new(Progress::start("reproduce"));
+    let on_progress = |done| progress.lock().unwrap_or_else(|lock| lock.into_inner()).update(done);
+    let document = reproduce(names, args.seeds, &on_progress)?;
+    drop(progress);
     let is_full = args.full || !names.is_empty();
     args.outputs
         .print(&document, if is_full { reproduction::render } else { reproduction::summary })?;

@@ -4,7 +4,7 @@
 mod render;
 
 use crate::output::tables::TablesArgs;
-use crate::output::{self, documents::Outputs};
+use crate::output::{self, documents::Outputs, progress::Progress};
 use crate::recorded::{Recorded, Source};
 use crate::{calibrate, exit, machines};
 use anyhow::{Context, Result, anyhow, bail};
@@ -79,7 +79,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let cpu = configuration::translation(&model)?;
     let sizes: Vec<PageSize> = args.sizes.iter().map(|(size, _)| *size).collect();
     let shifts: Vec<u32> = [PageSize::K4].iter().chain(&sizes).map(|size| size.shift()).collect();
-    let (pages, outcome) = source.observe(Predictor::new(&cpu, &shifts))?;
+    let (pages, outcome) = source.observe("whatif", Predictor::new(&cpu, &shifts))?;
     let mut forecast =
         Forecast::new(source.title(), &sizes, &pages, &calibration, (&timed, &recipes))
             .map_err(|error| exit::with(exit::UNMET, error))?;
@@ -98,7 +98,9 @@ fn time_runs(args: &Args, source: &Recorded, recipes: &[Recipe]) -> Result<Timed
     let argv = args.source.command.clone();
     let mut launch = TrialCommand { argv, stdin: None, tunables, memory_bytes: 0 };
     let _stop = StopSignals::watch().context("cannot watch for Ctrl-C; this is not expected")?;
-    forecast::time(&mut launch, recipes, args.runs).map_err(|error| match error {
+    let mut progress = Progress::start("whatif: timed runs");
+    let timed = forecast::time(&mut launch, recipes, args.runs, |done| progress.update(done));
+    timed.map_err(|error| match error {
         TimingError::Trial(error) => exit::of_trial(error),
         error => error.into(),
     })

@@ -71,3 +71,41 @@ fn a_document_on_stdout_is_alone_there() {
         assert!(said.contains(&sorted), "{words:?} loses what the program prints: {said}");
     }
 }
+
+#[test]
+fn progress_needs_a_terminal_that_no_program_prints_on() {
+    let folder = tempfile::tempdir().unwrap();
+    if prepared(folder.path()).is_none() {
+        return;
+    }
+    let pagetax = env!("CARGO_BIN_EXE_pagetax");
+    let cases = [
+        (format!("{pagetax} record -o a.ptt -- sleep 3 > out"), Some("million records after")),
+        (format!("{pagetax} record -o b.ptt -- sleep 3"), None),
+        (format!("{pagetax} -q record -o c.ptt -- sleep 3 > out"), None),
+        (format!("{pagetax} record -o d.ptt -- sleep 3 > out 2> err"), None),
+        (format!("{pagetax} reproduce sun-4 --seeds 1 > out"), Some("% ETA")),
+        (format!("{pagetax} -q reproduce sun-4 --seeds 1 > out"), None),
+    ];
+    let on_a_terminal = |(line, shown)| {
+        let mut script = Command::new("script");
+        script.args(["-qec", line, "/dev/null"]).current_dir(folder.path());
+        let child = script.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
+        (line, shown, child)
+    };
+    let running: Vec<_> = cases.iter().map(|(line, shown)| on_a_terminal((line, *shown))).collect();
+    for (line, shown, child) in running {
+        let Ok(child) = child else {
+            println!("SKIP: not installed: script");
+            return;
+        };
+        let output = child.wait_with_output().unwrap();
+        let seen = String::from_utf8_lossy(&output.stdout);
+        let errors = std::fs::read_to_string(folder.path().join("err")).unwrap_or_default();
+        assert!(output.status.success(), "{line}: {seen}");
+        let is_progress = |text: &str| text.contains(" records after ") || text.contains("ETA");
+        assert_eq!(is_progress(&seen), shown.is_some(), "{line}: {seen}");
+        assert!(shown.is_none_or(|word| seen.contains(word)), "{line}: {seen}");
+        assert!(!is_progress(&errors), "{errors}");
+    }
+}

@@ -58,12 +58,12 @@ const IDLE: Duration = Duration::from_micros(100);
 /// The interval of checks for the program's end and for signals, and of calls of `look`.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Records a program until it ends. Calls `look` every 20 ms and at the end, so that it can print the
-/// results so far.
+/// Records a program until it ends. Calls `look` with the number of records every 20 ms and at the end, so
+/// that it can print the results so far.
 pub fn run<C: Consumer>(
     options: &RecordOptions<'_>,
     consumer: &mut C,
-    mut look: impl FnMut(&mut C),
+    mut look: impl FnMut(&mut C, u64),
 ) -> Result<SessionOutcome, SessionError> {
     if options.engine.kind == EngineKind::Native && !options.sample {
         let why = "the native engine records samples only";
@@ -90,7 +90,7 @@ pub fn run<C: Consumer>(
         record_count += count as u64;
         if looked.elapsed() >= LOOK {
             looked = Instant::now();
-            look(consumer);
+            look(consumer, record_count);
             stopping.pass_on(&child);
             if child.ends_within(Duration::ZERO).map_err(waiting)? {
                 break cpu_ns(&child);
@@ -109,7 +109,7 @@ pub fn run<C: Consumer>(
             count => record_count += count as u64,
         }
     }
-    look(consumer);
+    look(consumer, record_count);
     Ok(SessionOutcome {
         exit,
         wall_ns,

@@ -43,7 +43,7 @@ fn recorded(kind: EngineKind, program: &Path, path: &Path) -> Trace {
         stdout_to_stderr: false,
     };
     let mut live = RecordAdapter::new(writer(path), &program);
-    assert_eq!(run(&options, &mut live, |_| {}).unwrap().exit.shell_code(), 42);
+    assert_eq!(run(&options, &mut live, |_, _| {}).unwrap().exit.shell_code(), 42);
     live.pages.finish().unwrap();
     Trace::open(path).unwrap()
 }
@@ -78,7 +78,11 @@ fn a_recording_is_what_lackey_lists() {
     assert_eq!(status.code(), Some(42));
     let imported = folder.path().join("imported.ptt");
     let mut importer = writer(&imported);
-    assert!(import(Format::Lackey, &list, &mut importer).unwrap() > 200_000);
+    let mut shares = Vec::new();
+    let count = import(Format::Lackey, &list, &mut importer, |done| shares.push(done)).unwrap();
+    assert!(count > 200_000);
+    assert!(shares.len() > 2 && shares.is_sorted() && shares[0] > 0.0, "{shares:?}");
+    assert!(shares.last().is_some_and(|last| (0.5..=1.0).contains(last)), "{shares:?}");
     importer.finish().unwrap();
     let (imported, own) = (
         Trace::open(&imported).unwrap(),

@@ -1,63 +1,108 @@
-//! Progress on stderr: a bar on a terminal, a plain line every few seconds elsewhere.
+//! Progress on the terminal: a bar with the time to go, or whole lines beside a program that has it.
+//!
+//! A bar is redrawn, so nothing else may print on its terminal. A program that pagetax runs may print at
+//! any time. Beside it there are only whole lines, and none if its stdout is the terminal too: they would
+//! stand between its own lines. Without a terminal on stderr, and with `--quiet`, there is no progress.
 
-use super::{is_quiet, note};
+use super::{is_quiet, say};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
-/// Between plain lines, so that a log stays readable and a waiting person stays calm.
-const PLAIN_INTERVAL: Duration = Duration::from_secs(5);
+/// The time until the first line, and between lines.
+const LINE_INTERVAL: Duration = Duration::from_secs(2);
 const STEPS: u64 = 1000;
 
 /// The progress of one run.
 pub struct Progress {
     what: String,
-    bar: Option<ProgressBar>,
+    display: Display,
     started: Instant,
     last_line: Instant,
 }
 
+/// The form of progress.
+#[derive(Debug)]
+enum Display {
+    Hidden,
+    Bar(ProgressBar),
+    Lines,
+}
+
+/// A program that has the terminal.
+#[derive(Debug, Clone, Copy)]
+struct Program {
+    prints_on_terminal: bool,
+}
+
 impl Progress {
-    /// Begins the display of a run that `what` names.
+    /// Begins the display of work that `what` names, while no program has the terminal.
     pub fn start(what: &str) -> Self {
-        let bar = (std::io::stderr().is_terminal() && !is_quiet()).then(|| {
-            let style = ProgressStyle::with_template("{msg} {wide_bar} {percent} % ETA {eta}");
-            let bar = ProgressBar::new(STEPS).with_message(what.to_string());
-            style.map_or(bar.clone(), |style| bar.with_style(style))
-        });
+        Progress::new(what, Display::choose(what, is_wanted(), None))
+    }
+
+    /// Begins the display of work beside a program that has our streams.
+    pub fn beside_program(what: &str, stdout_to_stderr: bool) -> Self {
+        let prints_on_terminal = stdout_to_stderr || std::io::stdout().is_terminal();
+        let program = Some(Program { prints_on_terminal });
+        Progress::new(what, Display::choose(what, is_wanted(), program))
+    }
+
+    /// Returns a progress that shows nothing, because the results do as they come.
+    pub fn hidden() -> Self {
+        Progress::new("", Display::Hidden)
+    }
+
+    fn new(what: &str, display: Display) -> Self {
         let now = Instant::now();
-        Progress { what: what.into(), bar, started: now, last_line: now }
+        Progress { what: what.into(), display, started: now, last_line: now }
     }
 
     /// Shows the share that is done, 0 to 1. May be called very often.
     pub fn update(&mut self, done: f64) {
-        let done = done.clamp(0.0, 1.0);
-        if let Some(bar) = &self.bar {
-            bar.set_position((done * STEPS as f64) as u64);
-        } else if self.last_line.elapsed() >= PLAIN_INTERVAL {
+        if let Display::Bar(bar) = &self.display {
+            bar.set_position((done.clamp(0.0, 1.0) * STEPS as f64) as u64);
+        }
+    }
+
+    /// Shows the records of a recording, whose length nobody knows. May be called very often.
+    pub fn recorded(&mut self, record_count: u64) {
+        if matches!(self.display, Display::Lines) && self.last_line.elapsed() >= LINE_INTERVAL {
             self.last_line = Instant::now();
-            note(&plain_line(&self.what, done, self.started.elapsed()));
+            say(&recorded_line(&self.what, record_count, self.started.elapsed()));
         }
     }
 }
 
 impl Drop for Progress {
     fn drop(&mut self) {
-        if let Some(bar) = &self.bar {
+        if let Display::Bar(bar) = &self.display {
             bar.finish_and_clear();
         }
     }
 }
 
-fn plain_line(what: &str, done: f64, elapsed: Duration) -> String {
-    let seconds = elapsed.as_secs_f64();
-    match done > 0.0 {
-        true => {
-            let left = seconds / done - seconds;
-            format!("{what}: {:.0} % after {seconds:.0} s, about {left:.0} s to go", done * 100.0)
+fn is_wanted() -> bool {
+    std::io::stderr().is_terminal() && !is_quiet()
+}
+
+impl Display {
+    fn choose(what: &str, is_wanted: bool, program: Option<Program>) -> Display {
+        match (is_wanted, program) {
+            (false, _) | (true, Some(Program { prints_on_terminal: true })) => Display::Hidden,
+            (true, Some(Program { prints_on_terminal: false })) => Display::Lines,
+            (true, None) => {
+                let style = ProgressStyle::with_template("{msg} {wide_bar} {percent} % ETA {eta}");
+                let bar = ProgressBar::new(STEPS).with_message(what.to_string());
+                Display::Bar(style.map_or(bar.clone(), |style| bar.with_style(style)))
+            }
         }
-        false => format!("{what}: running for {seconds:.0} s"),
     }
+}
+
+fn recorded_line(what: &str, record_count: u64, elapsed: Duration) -> String {
+    let millions = record_count as f64 / 1e6;
+    format!("{what}: {millions:.1} million records after {:.0} s", elapsed.as_secs_f64())
 }
 
 #[cfg(test)]
@@ -65,10 +110,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn plain_lines_tell_how_long() {
-        let line = plain_line("vmtest on host", 0.25, Duration::from_secs(10));
-        assert_eq!(line, "vmtest on host: 25 % after 10 s, about 30 s to go");
-        let line = plain_line("vmtest on host", 0.0, Duration::from_secs(6));
-        assert_eq!(line, "vmtest on host: running for 6 s");
+    fn a_recording_of_unknown_length_states_no_end() {
+        let line = recorded_line("record", 12_340_000, Duration::from_millis(6_100));
+        assert_eq!(line, "record: 12.3 million records after 6 s");
+    }
+
+    #[test]
+    fn progress_never_stands_between_the_lines_of_a_program() {
+        let shown = |is_wanted, program| match Display::choose("x", is_wanted, program) {
+            Display::Hidden => "nothing",
+            Display::Bar(_) => "a bar",
+            Display::Lines => "lines",
+        };
+        let program = |prints_on_terminal| Some(Program { prints_on_terminal });
+        assert_eq!(shown(true, None), "a bar");
+        assert_eq!(shown(true, program(false)), "lines");
+        assert_eq!(shown(true, program(true)), "nothing");
+        for program in [None, program(false), program(true)] {
+            assert_eq!(shown(false, program), "nothing");
+        }
     }
 }

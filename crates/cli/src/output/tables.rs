@@ -14,8 +14,8 @@ use std::path::PathBuf;
 /// The option that names a file for the tables.
 #[derive(Debug, Clone, clap::Args)]
 pub struct TablesArgs {
-    /// Print the tables into a file [default: stderr if a command runs, whose stdout is its own; else stdout].
-    /// With --json, the output of a command goes to stderr
+    /// Print the tables into a file [default: stderr if a command runs, whose stdout is its own; else
+    /// stdout]. With --json, the output of a command goes to stderr
     #[arg(short = 'o', long, value_name = "FILE")]
     output: Option<PathBuf>,
 }

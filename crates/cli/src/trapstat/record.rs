@@ -5,6 +5,7 @@
 
 use super::args::{Args, unmet};
 use super::backend::{Backend, Finished, Sink};
+use crate::output::progress::Progress;
 use crate::recorded::{engine_for, open_trace};
 use crate::{exit, machines};
 use anyhow::{Context, Result, anyhow};
@@ -75,7 +76,10 @@ impl Record {
         };
         let mut intervals = intervals(args, &simulation)?;
         let mut printed = Ok(());
-        let ended = session::run(&options, &mut simulation, |simulation| {
+        let mut progress =
+            progress(args, |what| Progress::beside_program(what, args.outputs.takes_stdout()));
+        let ended = session::run(&options, &mut simulation, |simulation, record_count| {
+            progress.recorded(record_count);
             if printed.is_ok() {
                 printed = intervals.look(simulation, sink);
             }
@@ -96,7 +100,12 @@ impl Record {
         let intervals = intervals(args, &simulation)?;
         let mut reader =
             Reader { adapter: ReplayAdapter::new(simulation), intervals, sink, printed: Ok(()) };
-        let read = trace.replay(&mut reader, |_| !asked_to_stop());
+        let mut progress = progress(args, Progress::start);
+        let read = trace.replay(&mut reader, |done| {
+            progress.update(done);
+            !asked_to_stop()
+        });
+        drop(progress);
         reader.printed?;
         let Reader { adapter: ReplayAdapter { mut simulation, .. }, mut intervals, sink, .. } =
             reader;
@@ -192,6 +201,11 @@ impl Backend for Record {
             AccessSource::Trace(trace) => self.read(trace, args, sink),
         }
     }
+}
+
+/// Begins a progress, unless listings by interval show how far the program is.
+fn progress(args: &Args, start: impl FnOnce(&str) -> Progress) -> Progress {
+    if args.operands.interval.is_some() { Progress::hidden() } else { start("trapstat") }
 }
 
 fn intervals(args: &Args, simulation: &Simulation) -> Result<ListingIntervals> {

@@ -41,7 +41,10 @@ pub fn time(
     launch: &mut TrialCommand,
     recipes: &[Recipe],
     rounds: u32,
+    mut on_progress: impl FnMut(f64),
 ) -> Result<Timed, TimingError> {
+    let all = (rounds + 1) as usize * recipes.len();
+    let mut ended = 0;
     let mut timed = Timed { runs: vec![Vec::new(); recipes.len()], ..Timed::default() };
     for round in 0..=rounds {
         if round > 0 {
@@ -52,6 +55,8 @@ pub fn time(
             let finished = trial::run(launch, recipe, &Outputs::default(), None)?;
             launch.learn(&finished);
             timed.exit = Some(finished.exit);
+            ended += 1;
+            on_progress(ended as f64 / all as f64);
             if round > 0 {
                 runs.push(finished);
             }

@@ -12,6 +12,9 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 
+/// The number of lines between two reports of progress.
+const PROGRESS_LINES: u64 = 1 << 16;
+
 /// The format of an imported trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
@@ -41,21 +44,33 @@ enum Line {
     Wrong(&'static str),
 }
 
-/// Reads a file to its end and returns its number of accesses.
+/// Reads a file to its end and returns its number of accesses. `on_progress` gets the share that is read.
 ///
 /// # Errors
 /// The file cannot be read, has no access, or has an invalid line.
-pub fn import(format: Format, path: &Path, writer: &mut TraceWriter) -> Result<u64, TraceError> {
+pub fn import(
+    format: Format,
+    path: &Path,
+    writer: &mut TraceWriter,
+    mut on_progress: impl FnMut(f64),
+) -> Result<u64, TraceError> {
     let failed = |error| TraceError::System("read", path.into(), error);
-    let mut reader = BufReader::with_capacity(1 << 20, File::open(path).map_err(failed)?);
+    let file = File::open(path).map_err(failed)?;
+    let all_bytes = file.metadata().map_err(failed)?.len();
+    let mut reader = BufReader::with_capacity(1 << 20, file);
     let mut dropper = Dropper { writer, threads: HashMap::new(), found: HashSet::new(), count: 0 };
-    let (mut text, mut number) = (Vec::new(), 0);
+    let (mut text, mut number, mut read_bytes) = (Vec::new(), 0, 0);
     loop {
         text.clear();
-        if reader.read_until(b'\n', &mut text).map_err(failed)? == 0 {
-            break;
+        match reader.read_until(b'\n', &mut text).map_err(failed)? {
+            0 => break,
+            count => read_bytes += count as u64,
         }
         number += 1;
+        if number % PROGRESS_LINES == 0 {
+            // A pipe has no length.
+            on_progress(read_bytes as f64 / all_bytes.max(read_bytes) as f64);
+        }
         let line = String::from_utf8_lossy(&text);
         let parsed = match format {
             Format::Lackey => lackey(line.trim_end()),

@@ -68,5 +68,5 @@ pub fn record_part(
     let (follow, stdout_to_stderr) = (true, false);
     let options =
         RecordOptions { engine: &engine, argv: &argv, follow, sample, filters, stdout_to_stderr };
-    run(&options, simulation, |_| {}).unwrap()
+    run(&options, simulation, |_, _| {}).unwrap()
 }

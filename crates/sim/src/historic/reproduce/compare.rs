@@ -4,7 +4,7 @@ use super::expression::{Expression, Values};
 use super::figure::Figure;
 use super::published::{Band, Check, Column, Published, Setup, Status, TableSweep};
 use super::runs::{self, FigureValues};
-use super::{Compared, ReproduceError, Row, SEEDS_MIN, Spread, Verdict};
+use super::{Compared, OnProgress, ReproduceError, Row, SEEDS_MIN, Spread, Verdict};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A row before it is simulated.
@@ -27,6 +27,7 @@ pub(super) fn compare(
     name: &str,
     published: &Published,
     seeds: u64,
+    on_progress: OnProgress<'_>,
 ) -> Result<Compared, ReproduceError> {
     let drafts = drafts(published)?;
     let mut wanted: BTreeMap<String, BTreeSet<Figure>> = BTreeMap::new();
@@ -35,7 +36,7 @@ pub(super) fn compare(
         wanted.entry(run.into()).or_default().insert(figure.clone());
     }
     let setups = published.setups()?;
-    let figures = runs::run(&setups, &wanted, seeds)?;
+    let figures = runs::run(&setups, &wanted, seeds, on_progress)?;
     let mut done = Vec::new();
     for draft in drafts {
         let least_of = least_of(&draft, &setups);

@@ -160,18 +160,29 @@ impl Spread {
     }
 }
 
+/// Receives the share of the runs that have ended, 0 to 1, from any thread.
+pub type OnProgress<'a> = &'a (dyn Fn(f64) + Sync);
+
 /// Runs everything that the named files (all, if none is named) need, and compares.
 ///
 /// # Errors
 /// Names, files, models and jobs that are wrong. A figure out of tolerance is no error.
-pub fn reproduce(names: &[String], seeds: u64) -> Result<Reproduction, ReproduceError> {
+pub fn reproduce(
+    names: &[String],
+    seeds: u64,
+    on_progress: OnProgress<'_>,
+) -> Result<Reproduction, ReproduceError> {
     let names: Vec<String> = match names {
         [] => published::names().map(String::from).collect(),
         names => names.to_vec(),
     };
     let seeds = seeds.max(1);
-    let compare = |name: &String| compare::compare(name, &published::find(name)?, seeds);
-    let tables = names.iter().map(compare).collect::<Result<Vec<_>, _>>()?;
+    let share = 1.0 / names.len() as f64;
+    let compare = |(nth, name): (usize, &String)| {
+        let on_progress = |done: f64| on_progress((nth as f64 + done) * share);
+        compare::compare(name, &published::find(name)?, seeds, &on_progress)
+    };
+    let tables = names.iter().enumerate().map(compare).collect::<Result<Vec<_>, _>>()?;
     Ok(Reproduction {
         seeds,
         asserts: seeds >= SEEDS_MIN,

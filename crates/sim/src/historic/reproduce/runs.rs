@@ -3,9 +3,9 @@
 //! Invariant: the figures depend on names and seeds alone, not on how many cores there are. Where a
 //! setup takes the least of several runs, all figures of a group are those of its fastest run.
 
-use super::ReproduceError;
 use super::figure::Figure;
 use super::published::Setup;
+use super::{OnProgress, ReproduceError};
 use crate::historic::machine::SimMachine;
 use crate::models;
 use pagetax_core::job::Job;
@@ -26,6 +26,7 @@ pub fn run(
     setups: &BTreeMap<String, Setup>,
     wanted: &BTreeMap<String, BTreeSet<Figure>>,
     seeds: u64,
+    on_progress: OnProgress<'_>,
 ) -> Result<FigureValues, ReproduceError> {
     let setups: BTreeMap<&String, &Setup> =
         wanted.keys().filter_map(|name| setups.get_key_value(name)).collect();
@@ -35,7 +36,7 @@ pub fn run(
         .enumerate()
         .flat_map(|(index, simulation)| (1..=simulation.seeds).map(move |seed| (index, seed)))
         .collect();
-    let next = AtomicUsize::new(0);
+    let (next, ended) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let work = || {
         let mut done = Vec::new();
         // The seeds of a run follow each other: its machine is booted once for all that come here.
@@ -51,6 +52,8 @@ pub fn run(
                 figures: figures.iter().map(|&f| (f.clone(), f.of(&run, ended_early))).collect(),
             });
             done.push((*index, *seed, outcome));
+            let ended_count = ended.fetch_add(1, Ordering::Relaxed) + 1;
+            on_progress(ended_count as f64 / runs.len() as f64);
         }
         done
     };

@@ -1,5 +1,6 @@
 use super::published::{names, parse, table};
 use super::*;
+use std::sync::Mutex;
 
 const SMALL: &str = r#"
 title = "A small thing"
@@ -28,7 +29,7 @@ why = "models have none"
 "#;
 
 fn compared(text: &str) -> Compared {
-    compare::compare("small", &parse("small", text).unwrap(), SEEDS_MIN).unwrap()
+    compare::compare("small", &parse("small", text).unwrap(), SEEDS_MIN, &|_| ()).unwrap()
 }
 
 #[test]
@@ -48,7 +49,12 @@ fn few_seeds_assert_nothing() {
     let narrow = SMALL.replace("range = [128, 128]", "ratio = [0.9, 1.2]");
     let file = parse("small", &narrow).unwrap();
     for seeds in [1, SEEDS_MIN - 1] {
-        let rows = compare::compare("small", &file, seeds).unwrap().rows;
+        let shares = Mutex::new(Vec::new());
+        let on_progress = |done| shares.lock().unwrap().push(done);
+        let rows = compare::compare("small", &file, seeds, &on_progress).unwrap().rows;
+        let shares = shares.into_inner().unwrap();
+        assert_eq!(shares.iter().copied().reduce(f64::max), Some(1.0), "{shares:?}");
+        assert!(shares.len() as u64 >= seeds, "a share for each run: {shares:?}");
         assert!(rows[..2].iter().all(|row| row.ok && row.verdict == Verdict::Reported), "{rows:?}");
     }
 }
@@ -60,7 +66,7 @@ fn the_least_of_several_runs_counts_with_all_its_figures() {
     let every = |seed: u64| {
         let text = SMALL.replace("2 + small.page_in_count", "small.wall_s");
         let file = parse("small", &text).unwrap();
-        compare::compare("small", &file, seed).unwrap().rows[0].simulated.unwrap()
+        compare::compare("small", &file, seed, &|_| ()).unwrap().rows[0].simulated.unwrap()
     };
     let least = compared(&wall).rows[0].clone();
     assert_eq!((least.value_count, least.least_of), (2, 4), "8 of 9 seeds fill groups");
