@@ -6,8 +6,9 @@ use anyhow::{Context, Result, anyhow};
 use pagetax_core::calibration::{Calibration, FaultCost, Spread, WalkCost, WalkPattern};
 use pagetax_core::units::{Bytes, Nanos, PageSize};
 use pagetax_host::measure::calibrate::{
-    CalibrateError, Extent, cache_path, cached, calibrate, save,
+    CalibrateError, Extent, cache_path, cached, calibrate, can_keep, save,
 };
+use pagetax_host::measure::trial;
 use pagetax_host::sys::signal::StopSignals;
 use std::process::ExitCode;
 
@@ -21,7 +22,8 @@ Examples:
 
 /// Measure what faults and page walks cost on this machine, for budgets to use
 ///
-/// A command that needs the costs and finds none measures them by itself, as --quick does.
+/// A command that needs the costs and finds none measures them by itself, as --quick does; trapstat and run
+/// only on a quiet machine.
 /// The result is kept in $XDG_CACHE_HOME/pagetax/calibration.json (~/.cache without the variable),
 /// with the machine's identity: another CPU, kernel or memory size asks for a new one. Page sizes
 /// that are switched off are left out, with the command that would switch them on.
@@ -47,7 +49,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let path = cache_path().map_err(|error| unmet(error.into()))?;
     // From here on Ctrl-C ends the measurement, not us, so that settings are put back.
     let _stop = StopSignals::watch().context("cannot watch for Ctrl-C; this is not expected")?;
-    let extent = Extent { quick: args.quick, change_settings: args.allow_sysfs };
+    let extent =
+        Extent { quick: args.quick, change_settings: args.allow_sysfs, ..Extent::default() };
     let mut progress = Progress::start("calibrating");
     let calibration = calibrate(extent, |done| progress.update(done));
     drop(progress);
@@ -72,21 +75,50 @@ pub fn needed() -> Result<Calibration> {
     cached().or_else(|_| {
         let how = "takes seconds, once; `pagetax calibrate` is more exact";
         output::note(&format!("calibrating this machine: {how}"));
-        quick()
+        quick(false).map_err(refusal)
     })
 }
 
-/// Measures a quick calibration. A cache that cannot be written costs the next command the same seconds.
-fn quick() -> Result<Calibration> {
-    let _stop = StopSignals::watch().context("cannot watch for Ctrl-C; this is not expected")?;
-    let mut progress = Progress::start("calibrating");
-    let extent = Extent { quick: true, change_settings: false };
-    let calibration = calibrate(extent, |done| progress.update(done));
-    drop(progress);
-    let calibration = calibration.map_err(|error| match error {
+/// Measures the costs of a machine that has none yet, for a command that can do without them. Returns true if
+/// it did. Does nothing in a trial, whose time would grow, and if each command would have to measure again.
+pub fn if_quiet() -> Result<bool> {
+    if cached().is_ok() || trial::is_ours() || !can_keep() {
+        return Ok(false);
+    }
+    match quick(true) {
+        Ok(calibration) => {
+            let took = Nanos(calibration.took_ns);
+            output::note(&format!(
+                "calibrated this machine in {took}, once; `pagetax calibrate` is more exact"
+            ));
+            Ok(true)
+        }
+        Err(CalibrateError::Busy(why)) => {
+            output::note(&format!(
+                "not calibrated: {why}; `pagetax calibrate` does it when the machine is quiet"
+            ));
+            Ok(false)
+        }
+        Err(error) => Err(refusal(error)),
+    }
+}
+
+fn refusal(error: CalibrateError) -> anyhow::Error {
+    match error {
         CalibrateError::Interrupted => exit::with(exit::INTERRUPTED, anyhow!("interrupted")),
         error => exit::with(exit::UNMET, anyhow!("cannot calibrate this machine: {error}")),
-    })?;
+    }
+}
+
+/// Measures a quick calibration. A cache that cannot be written costs the next command the same seconds.
+fn quick(only_if_quiet: bool) -> Result<Calibration, CalibrateError> {
+    let _stop =
+        StopSignals::watch().map_err(|error| CalibrateError::System("watch for Ctrl-C", error))?;
+    let mut progress = Progress::start("calibrating");
+    let extent = Extent { quick: true, change_settings: false, only_if_quiet };
+    let calibration = calibrate(extent, |done| progress.update(done));
+    drop(progress);
+    let calibration = calibration?;
     if let Err(error) = cache_path().and_then(|path| save(&calibration, &path)) {
         output::note(&format!("warning: the calibration is not kept: {error}"));
     }

@@ -4,7 +4,7 @@ use crate::machines::Here;
 use crate::memory_servers::CopiesArgs;
 use crate::output::documents::Outputs;
 use crate::output::{self, columns, progress::Progress, report, sweep};
-use crate::{exit, jobs, machines};
+use crate::{calibrate, exit, jobs, machines};
 use anyhow::{Result, anyhow, bail};
 use pagetax_core::job::Job;
 use pagetax_core::machine::{Machine, MachineKind, MachineSpec, Preflight, RunError, Sink};
@@ -14,6 +14,8 @@ use pagetax_core::report::{Recording, Run, Runs, Warning};
 use pagetax_core::sweep::Sweep;
 use pagetax_core::threshold::{Judgement, Threshold};
 use pagetax_core::units::Nanos;
+use pagetax_host::measure::budget::counts_walks;
+use pagetax_host::pages::base_page;
 use pagetax_host::run::guard::Limits;
 use pagetax_remote::pager::Log;
 use pagetax_remote::store::PageStore;
@@ -114,6 +116,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
         .flat_map(|point| opened.iter().map(|on| Case::new(&job, on, point, &args)))
         .collect::<Result<Vec<_>>>()?;
     args.outputs.check_writable()?;
+    if cases.iter().any(Case::needs_costs) && !counts_walks() {
+        calibrate::if_quiet()?;
+    }
     let mut ended_early = None;
     let mut runs = Vec::new();
     for (run, error) in run_all(&cases) {
@@ -211,6 +216,12 @@ impl<'a> Case<'a> {
 
     fn is_simulated(&self) -> bool {
         self.spec.kind == MachineKind::Sim
+    }
+
+    /// Returns true if its budget prices page walks: without hardware counters, from a calibration alone.
+    fn needs_costs(&self) -> bool {
+        let accesses = self.plan.access_classes(base_page().bytes(), None);
+        self.spec.kind == MachineKind::Host && !accesses.is_empty()
     }
 
     /// Returns the report, also of a run that ended early; then with the reason.

@@ -104,6 +104,68 @@ fn whatif_calibrates_once_if_it_must() {
     assert!(!said.contains("calibrating"), "{said}");
 }
 
+/// A job whose budget needs prices where no hardware counts walks.
+const SMALL_JOB: [&str; 5] = ["run", "tlb-gather", "--set", "size=8M,count=20000", "--json"];
+
+/// Runs pagetax with an empty cache of its own. Returns the output and whether a calibration is kept.
+fn with_empty_cache(
+    arguments: &[&str],
+    variable: Option<(&str, &str)>,
+    at: &Path,
+) -> (Output, bool) {
+    let cache = tempfile::tempdir().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pagetax"));
+    command.args(arguments).current_dir(at).env("XDG_CACHE_HOME", cache.path());
+    command.envs(variable).stdin(Stdio::null());
+    let output = command.output().unwrap();
+    (output, cache.path().join("pagetax/calibration.json").exists())
+}
+
+/// Returns true if the budget of a report has a row for translation without a value.
+fn lacks_translation(output: &Output) -> bool {
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let rows = report["budget"]["cpu"].as_array().unwrap();
+    let row = rows.iter().find(|row| row["id"] == "translation").unwrap();
+    row["provenance"] == "missing"
+}
+
+#[test]
+fn run_and_trapstat_calibrate_if_they_need_prices_and_the_machine_is_quiet() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    trace(at);
+    for arguments in [&SMALL_JOB[..], &["trapstat", "a.ptt"]] {
+        let (output, is_kept) = with_empty_cache(arguments, None, at);
+        let said = text(&output.stderr);
+        assert!(output.status.success(), "{arguments:?}: {said}");
+        let is_busy = said.contains("not calibrated: the machine was busy");
+        assert_eq!(said.contains("calibrated this machine in"), is_kept, "{arguments:?}: {said}");
+        let counts = arguments[0] == "run" && !lacks_translation(&output);
+        assert!(is_kept || is_busy || counts, "{arguments:?}: {said}");
+    }
+    let other_machine = ["trapstat", "--on", "sim:ultrasparc-3plus-900", "a.ptt"];
+    let no_costs = ["run", "tlb-gather", "--set", "size=8M,count=20000", "--on", "null"];
+    let in_trial = Some(("PAGETAX_TRIAL", "1"));
+    for (arguments, variable) in
+        [(&SMALL_JOB[..], in_trial), (&other_machine, None), (&no_costs, None)]
+    {
+        let (output, is_kept) = with_empty_cache(arguments, variable, at);
+        let said = text(&output.stderr);
+        assert!(output.status.success() && !is_kept, "{arguments:?}: {said}");
+        assert!(!said.contains("calibrated"), "{arguments:?}: {said}");
+    }
+    // Not a test of its own: the others need a quiet machine.
+    let cpus = std::thread::available_parallelism().unwrap().get();
+    let spin = || Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap();
+    let mut others: Vec<_> = (0..2 * cpus).map(|_| spin()).collect();
+    let (output, is_kept) = with_empty_cache(&SMALL_JOB, None, at);
+    others.iter_mut().for_each(|child| child.kill().and_then(|()| child.wait().map(drop)).unwrap());
+    let said = text(&output.stderr);
+    assert!(output.status.success() && !is_kept, "{said}");
+    let counts = !lacks_translation(&output);
+    assert!(counts || said.contains("not calibrated: the machine was busy"), "{said}");
+}
+
 /// All that reads a trace.
 const READERS: &[&[&str]] =
     &[&["misscurve"], &["whatif"], &["trapstat"], &["run", "--on", "sim:x86-64-calibrated"]];

@@ -7,7 +7,7 @@ use super::args::{Args, unmet};
 use super::backend::{Backend, Finished, Sink};
 use crate::output::progress::Progress;
 use crate::recorded::{engine_for, open_trace};
-use crate::{exit, machines};
+use crate::{calibrate, exit, machines};
 use anyhow::{Context, Result, anyhow};
 use pagetax_host::sys::signal::asked_to_stop;
 use pagetax_recorder::config::{MachineConfig, PagePolicy};
@@ -20,6 +20,7 @@ use pagetax_recorder::session::{self, RecordOptions};
 use pagetax_recorder::simulate::{ReplayAdapter, Simulation};
 use pagetax_recorder::summary;
 use pagetax_recorder::trace::Trace;
+use pagetax_sim::hardware::calibrated;
 use std::ops::Range;
 use std::time::Instant;
 
@@ -37,20 +38,10 @@ enum AccessSource {
     Trace(Box<Trace>),
 }
 
-impl Record {
-    /// Prepares all that can fail before the program starts. `why`: why no other backend.
-    pub fn new(args: &Args, why: String) -> Result<Record> {
-        if args.pid.is_some() {
-            let what = "the record backend runs commands; it cannot look into a running process";
-            return Err(unmet(format!("{what}\n  remedy: name the command, after --")));
-        }
-        let configs = configs(args)?;
+impl AccessSource {
+    fn open(args: &Args) -> Result<AccessSource> {
         if let Some(trace) = &args.operands.trace {
-            return Ok(Record {
-                source: AccessSource::Trace(Box::new(open_trace(trace)?)),
-                configs,
-                why,
-            });
+            return Ok(AccessSource::Trace(Box::new(open_trace(trace)?)));
         }
         let name = args
             .command
@@ -61,7 +52,19 @@ impl Record {
             let what = format!("the {} engine records all, it cannot sample", engine.kind);
             return Err(unmet(format!("{what}\n  remedy: leave --sample out")));
         }
-        Ok(Record { source: AccessSource::Engine(engine), configs, why })
+        Ok(AccessSource::Engine(engine))
+    }
+}
+
+impl Record {
+    /// Prepares all that can fail before the program starts. `why`: why no other backend.
+    pub fn new(args: &Args, why: String) -> Result<Record> {
+        if args.pid.is_some() {
+            let what = "the record backend runs commands; it cannot look into a running process";
+            return Err(unmet(format!("{what}\n  remedy: name the command, after --")));
+        }
+        let configs = configs(args)?;
+        Ok(Record { source: AccessSource::open(args)?, configs, why })
     }
 
     fn record(&self, engine: &Engine, args: &Args, sink: &mut Sink<'_>) -> Result<Finished> {
@@ -157,6 +160,11 @@ impl pages::PageObserver for Reader<'_, '_> {
     }
 }
 
+/// Returns true if a machine has the costs of this one.
+fn takes_costs(args: &Args) -> bool {
+    args.on.iter().any(|machine| machines::model_name(machine) == Some(calibrated::MODEL))
+}
+
 /// Returns each machine with each page policy.
 fn configs(args: &Args) -> Result<Vec<MachineConfig>> {
     let mut configs = Vec::new();
@@ -196,6 +204,9 @@ impl Backend for Record {
     }
 
     fn run(&mut self, args: &Args, sink: &mut Sink<'_>) -> Result<Finished> {
+        if takes_costs(args) && calibrate::if_quiet()? {
+            self.configs = configs(args)?;
+        }
         match &self.source {
             AccessSource::Engine(engine) => self.record(engine, args, sink),
             AccessSource::Trace(trace) => self.read(trace, args, sink),

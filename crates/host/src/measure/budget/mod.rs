@@ -82,6 +82,12 @@ fn walk_counters(tid: u32, begin: Begin) -> Result<(Family, Counters), String> {
     Ok((family, counters))
 }
 
+/// Returns true if hardware counters show translation, so that a budget needs no calibration for it.
+pub fn counts_walks() -> bool {
+    let thread = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+    walk_counters(thread, Begin::Now).is_ok()
+}
+
 impl Watch {
     /// Takes the first snapshot and reads the kernel's symbols, so that nothing slow remains when the
     /// job starts.

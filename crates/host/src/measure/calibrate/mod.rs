@@ -36,6 +36,9 @@ pub enum CalibrateError {
     /// The environment names no folder to keep it in.
     #[error(transparent)]
     NoFolder(#[from] NoFolder),
+    /// Other programs use the CPUs.
+    #[error("{0}")]
+    Busy(String),
     /// SIGINT or SIGTERM ended the measurement.
     #[error("interrupted")]
     Interrupted,
@@ -51,6 +54,8 @@ pub struct Extent {
     pub quick: bool,
     /// True to measure page sizes that are switched off too, by enabling them for their measurement.
     pub change_settings: bool,
+    /// True to measure nothing on a busy machine; else that is a warning.
+    pub only_if_quiet: bool,
 }
 
 /// The effort of a measurement.
@@ -91,6 +96,9 @@ const QUICK: Effort = Effort {
 /// The largest share of its time that a measurement may wait for a CPU.
 const QUEUE_SHARE_MAX: f64 = 0.05;
 
+/// The time in which a busy machine is recognized beforehand.
+const LOOK_FOR: Duration = Duration::from_millis(100);
+
 /// Measures the machine's calibration. `on_progress` gets the share that is done. On a quiet machine, it
 /// takes up to 10 s if quick, else up to a minute. A busy machine is a warning in it. Uses at most a quarter
 /// of the available memory, one CPU, and an unnamed file in the folder for temporary files.
@@ -98,8 +106,12 @@ pub fn calibrate(
     extent: Extent,
     mut on_progress: impl FnMut(f64),
 ) -> Result<Calibration, CalibrateError> {
-    let Extent { quick, change_settings } = extent;
+    let Extent { quick, change_settings, only_if_quiet } = extent;
     let root = Root::default();
+    let refused = |why: Option<String>| why.filter(|_| only_if_quiet).map(CalibrateError::Busy);
+    if only_if_quiet && let Some(error) = refused(busy_now(&root)) {
+        return Err(error);
+    }
     let identity = identity(&root).map_err(CalibrateError::Identity)?;
     let (begun, effort) = (Instant::now(), if quick { QUICK } else { FULL });
     let queued_before = queued_ns(&root);
@@ -134,11 +146,27 @@ pub fn calibrate(
         warnings: Vec::new(),
     };
     calibration.warnings = calibration.doubts();
-    let queued = queued_ns(&root).zip(queued_before);
-    calibration.warnings.extend(queued.and_then(|(now, before)| {
-        busy(Duration::from_nanos(now.saturating_sub(before)), begun.elapsed())
-    }));
+    let busy = busy_since(&root, begun, queued_before);
+    if let Some(error) = refused(busy.clone()) {
+        return Err(error);
+    }
+    calibration.warnings.extend(busy);
     Ok(calibration)
+}
+
+/// Returns a warning if this thread must wait for a CPU now.
+fn busy_now(root: &Root) -> Option<String> {
+    let (begun, queued_before) = (Instant::now(), queued_ns(root));
+    while begun.elapsed() < LOOK_FOR {
+        std::hint::spin_loop();
+    }
+    busy_since(root, begun, queued_before)
+}
+
+/// Returns a warning if this thread has waited too long for a CPU since `begun`.
+fn busy_since(root: &Root, begun: Instant, queued_before: Option<u64>) -> Option<String> {
+    let (now, before) = queued_ns(root).zip(queued_before)?;
+    busy(Duration::from_nanos(now.saturating_sub(before)), begun.elapsed())
 }
 
 /// Returns the time that this thread has waited for a CPU; `None` if the kernel does not count it.
@@ -229,6 +257,12 @@ fn thread_ns() -> u64 {
 /// Returns the path of the kept calibration.
 pub fn cache_path() -> Result<PathBuf, CalibrateError> {
     Ok(cache::folder()?.join("calibration.json"))
+}
+
+/// Returns true if a calibration could be written to its path.
+pub fn can_keep() -> bool {
+    let folder = cache::folder().ok().filter(|folder| std::fs::create_dir_all(folder).is_ok());
+    folder.is_some_and(|folder| tempfile::NamedTempFile::new_in(folder).is_ok())
 }
 
 /// Writes a calibration. It replaces the old one atomically.

@@ -13,7 +13,7 @@ pub use proof::{Allocator, Evidence, took};
 pub use sampler::Peak;
 
 use crate::launch::Launcher;
-use crate::launch::program::ProgramError;
+use crate::launch::program::{Program, ProgramError};
 use crate::measure::backed_memory;
 use crate::measure::budget::Watch;
 use crate::measure::stacks::Begin;
@@ -23,7 +23,7 @@ use crate::sys::remote::Forbid;
 use crate::sys::signal::asked_to_stop;
 use pagetax_core::exit::Exit;
 use rustix::process::{Pid, Signal};
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;
@@ -60,6 +60,20 @@ impl TrialCommand {
         let most = finished.peak.map_or(own, |peak| peak.resident_bytes);
         self.memory_bytes = self.memory_bytes.max(most);
     }
+}
+
+/// Set in the environment of our own program if a trial runs it.
+const OURS: &str = "PAGETAX_TRIAL";
+
+/// Returns true if this process is a trial of our own program: it does nothing that another run would not do.
+pub fn is_ours() -> bool {
+    std::env::var_os(OURS).is_some()
+}
+
+fn is_our_program(name: &OsStr) -> bool {
+    let file = |path: PathBuf| std::fs::canonicalize(path).ok();
+    let own = std::env::current_exe().ok().and_then(file);
+    own.is_some() && Program::find(name).ok().and_then(|program| file(program.path)) == own
 }
 
 /// The files that a run writes to; /dev/null for those that are `None`.
@@ -183,6 +197,9 @@ fn spawn(trial: &TrialCommand, recipe: &Recipe, outputs: &Outputs) -> Result<Chi
     if let Some(tunables) = recipe.glibc_tunables(trial.tunables.as_deref()) {
         command.env("GLIBC_TUNABLES", tunables);
     }
+    if trial.argv.first().is_some_and(|name| is_our_program(name)) {
+        command.env(OURS, "1");
+    }
     launcher.forbid = recipe.disable_thp.then_some(Forbid::All);
     Ok(launcher.spawn()?)
 }
@@ -237,5 +254,23 @@ fn end(processes: &[Pid]) {
 fn reap(processes: &[Pid]) {
     for pid in processes {
         let _ = rustix::process::waitpid(Some(*pid), rustix::process::WaitOptions::NOHANG);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_our_own_program_learns_that_it_is_a_trial() {
+        let own = std::env::current_exe().unwrap();
+        assert!(is_our_program(own.as_os_str()));
+        assert!(
+            !is_our_program(OsStr::new("sh")) && !is_our_program(OsStr::new("no-such-program"))
+        );
+        let argv = ["sh", "-c", "test -z \"$PAGETAX_TRIAL\""].map(OsString::from).to_vec();
+        let command = TrialCommand { argv, stdin: None, tunables: None, memory_bytes: 0 };
+        let finished = run(&command, &Recipe::default(), &Outputs::default(), None).unwrap();
+        assert_eq!(finished.exit, Exit::Code(0));
     }
 }
