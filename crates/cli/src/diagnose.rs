@@ -37,6 +37,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Instant;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -64,7 +65,7 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 1)]
     warmup: u32,
 
-    /// Time that the rounds may take when --runs is not given; there are never fewer than three
+    /// Time that the rounds may take when --runs is not given, all included; there are never fewer than three
     #[arg(long, value_name = "TIME", default_value = "1min")]
     time: Nanos,
 
@@ -146,6 +147,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         &schedule,
         recipes.len(),
         |step| {
+            let begun = Instant::now();
             let outputs = scratch.outputs(&recipes[step.trial].mechanism.name(), step.round);
             let mut watch = step.budget.then(Watch::new);
             code.settle_for(&recipes[step.trial].mechanism);
@@ -160,7 +162,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
                 output::note(&scratch.first_output());
             }
             scratch.discard(&outputs);
-            Ok(finished)
+            Ok(Finished { step_ns: begun.elapsed().as_nanos() as u64, ..finished })
         },
         |finished| undecided(&trials_of(&recipes, finished, stopping)),
         |done| progress.update(done),

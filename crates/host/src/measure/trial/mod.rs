@@ -94,6 +94,8 @@ pub struct Finished {
     pub wall_ns: u64,
     /// The elapsed time of a program that does nothing, run the same way just before; `None` if not measured.
     pub start_ns: Option<u64>,
+    /// The time that all of it took: what came before the run, the run, and its evaluation.
+    pub step_ns: u64,
     /// The resource usage of all its processes.
     pub usage: Usage,
     /// The memory at its peak; `None` if the run ended before the first look.
@@ -168,6 +170,7 @@ pub fn run(
     Ok(Finished {
         exit,
         wall_ns,
+        step_ns: wall_ns,
         start_ns: None,
         usage,
         peak,

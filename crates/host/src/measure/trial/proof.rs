@@ -170,6 +170,7 @@ mod tests {
         Finished {
             exit: Exit::Code(0),
             wall_ns: 1,
+            step_ns: 1,
             start_ns: None,
             usage: Default::default(),
             peak,

@@ -64,15 +64,15 @@ pub struct Rounds<T> {
 
 /// A run, as far as the schedule depends on it.
 pub trait Ran {
-    /// Returns its elapsed time.
-    fn wall_ns(&self) -> u64;
+    /// Returns the time that it took of the schedule: its preparation, the run, and its evaluation.
+    fn step_ns(&self) -> u64;
     /// Returns true if it ended with status 0.
     fn success(&self) -> bool;
 }
 
 impl Ran for Finished {
-    fn wall_ns(&self) -> u64 {
-        self.wall_ns
+    fn step_ns(&self) -> u64 {
+        self.step_ns
     }
 
     fn success(&self) -> bool {
@@ -112,7 +112,7 @@ pub fn run<T: Ran>(
             rounds.finished[0].push(ran);
             return Ok(Rounds { ended: Ended::FirstFailed, ..rounds });
         }
-        (first, total) = (false, rounds_for(schedule, ran.wall_ns() * trials as u64));
+        (first, total) = (false, rounds_for(schedule, ran.step_ns() * trials as u64));
     }
     let (mut remaining, mut round, mut spent_ns) = (vec![true; trials], 0, 0);
     while round < total {
@@ -123,7 +123,7 @@ pub fn run<T: Ran>(
                     Err(TrialError::Interrupted) => return Ok(interrupted(rounds)),
                     other => rounds.finished[trial].push(other?),
                 }
-                round_ns += rounds.finished[trial].last().map_or(0, Ran::wall_ns);
+                round_ns += rounds.finished[trial].last().map_or(0, Ran::step_ns);
             }
         }
         (round, spent_ns) = (round + 1, spent_ns + round_ns);
@@ -157,7 +157,7 @@ mod tests {
     struct Fake(u64, bool);
 
     impl Ran for Fake {
-        fn wall_ns(&self) -> u64 {
+        fn step_ns(&self) -> u64 {
             self.0 * 1_000_000_000
         }
 
