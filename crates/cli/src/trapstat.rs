@@ -7,6 +7,7 @@ mod args;
 mod backend;
 mod perf;
 mod record;
+mod trap_table;
 
 use crate::output;
 use crate::output::tables::Tables;
@@ -22,6 +23,7 @@ use std::process::ExitCode;
 
 /// Runs `pagetax trapstat [INTERVAL [COUNT]] [-- COMMAND]`.
 pub fn run(mut args: Args) -> Result<ExitCode> {
+    args.trap_table.refuse()?;
     args.operands = Operands::parse(&args.words)?;
     if args.operands.trace.is_some() && (args.pid.is_some() || !args.command.is_empty()) {
         return Err(anyhow!("a trace, and something to run\n  remedy: leave one of them out"));

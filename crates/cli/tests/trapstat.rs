@@ -329,6 +329,10 @@ fn listings_are_cut_by_interval_count_cpu_and_form() {
     assert_eq!((rows(&brief, "  0 u|"), rows(&brief, "  0 k|")), (1, 1), "{brief}");
     let none = printed(&["-T", "-c", "7"]);
     assert_eq!((rows(&none, "  0 u"), listings(&none)), (0, 1), "{none}");
+    let listed = printed(&["-T", "-C", "0-3,5"]);
+    assert_eq!((rows(&listed, "  0 u"), listings(&listed)), (2, 1), "{listed}");
+    let other = printed(&["-T", "-C", "1-3,5"]);
+    assert_eq!((rows(&other, "  0 u"), listings(&other)), (0, 1), "{other}");
     let parsable = printed(&["-P", "--pages", "4K,2M"]);
     let (titles, lines): (Vec<_>, Vec<_>) =
         parsable.lines().partition(|line| line.starts_with('#'));
@@ -460,6 +464,11 @@ fn bad_input_gets_a_clear_word() {
         (&["--on", "host", "--backend", "record", "--", "true"], 2, "no simulated machine"),
         (&["--pages", "head=2M", "--backend", "record", "--", "true"], 2, "names no part"),
         (&["0", "--", "true"], 2, "interval"),
+        (&["-l"], 2, "`pagetax doctor`"),
+        (&["-a", "1"], 2, "without an interval"),
+        (&["-e", "dtlb-miss", "--", "true"], 2, "-T splits misses"),
+        (&["-r", "100", "--", "true"], 2, "trapstat 0.1"),
+        (&["-C", "3-1", "--", "true"], 2, "is no list of CPUs"),
         // Here, or of any machine without counters.
         (&["-p", "4194304", "1", "1"], 3, "remedy: "),
     ] {

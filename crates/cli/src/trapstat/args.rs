@@ -1,5 +1,6 @@
 //! Trapstat's arguments.
 
+use super::trap_table::TrapTableArgs;
 use crate::exit;
 use crate::output::documents::Outputs;
 use crate::output::tables::TablesArgs;
@@ -52,7 +53,7 @@ pub struct Args {
     pub(super) parsable: bool,
 
     /// Only these CPUs, such as 0,2-3; with the record backend, threads in the order of appearance
-    #[arg(short = 'c', value_name = "CPUS")]
+    #[arg(short = 'c', visible_short_alias = 'C', value_name = "CPUS")]
     pub(super) cpus: Option<CpuList>,
 
     /// Observe a running process (backends perf and ibs)
@@ -104,6 +105,9 @@ pub struct Args {
     /// backend; how many listings
     #[arg(value_name = "[TRACE] [INTERVAL [COUNT]]", num_args = 0..=3)]
     pub(super) words: Vec<String>,
+
+    #[command(flatten)]
+    pub(super) trap_table: TrapTableArgs,
 
     #[arg(skip)]
     pub(super) operands: Operands,
