@@ -4,6 +4,7 @@ use crate::skips::{self, Scanner, Skip};
 use crate::{packages, shell, tidy};
 use anyhow::{Context, Result, bail};
 use std::io::{BufRead, BufReader};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
@@ -26,7 +27,8 @@ pub fn run() -> Result<()> {
     step("fuzz targets", || {
         shell::cargo(&["check", "--quiet", "--manifest-path", "fuzz/Cargo.toml"])
     })?;
-    let mut skips = step("dependency policy", deny)?;
+    let mut skips = step("other architecture", other_architecture)?;
+    skips.extend(step("dependency policy", deny)?);
     skips.extend(step("tests", tests)?);
     skips::report(&skips)?;
     println!("all passed in {:.0} s", started.elapsed().as_secs_f64());
@@ -37,6 +39,23 @@ pub fn run() -> Result<()> {
 pub fn step<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     println!("== {name}");
     work().with_context(|| format!("{name} failed"))
+}
+
+/// Checks that pagetax compiles where it only refuses to run, if the compiler has that target.
+fn other_architecture() -> Result<Vec<Skip>> {
+    const TARGET: &str = "aarch64-unknown-linux-gnu";
+    let libraries = shell::output(Command::new("rustc").args([
+        "--print",
+        "target-libdir",
+        "--target",
+        TARGET,
+    ]))?;
+    if !Path::new(libraries.trim()).is_dir() {
+        let reason = format!("{TARGET} is not installed (rustup target add {TARGET})");
+        return Ok(vec![Skip { test: "cargo check of another architecture".into(), reason }]);
+    }
+    shell::cargo(&["check", "--quiet", "--workspace", "--target", TARGET])?;
+    Ok(Vec::new())
 }
 
 /// Checks licences, bans and sources. `cargo deny check advisories` is not included, as it needs the network.

@@ -52,9 +52,21 @@ const LIBRARIES: &[CarriedLibrary] = pagetax_carry::libraries![
 )))]
 const LIBRARIES: &[CarriedLibrary] = &[];
 
+/// Refuses architectures whose registers, page tables and programs pagetax does not know.
+fn check_architecture(architecture: &str) -> anyhow::Result<()> {
+    match architecture {
+        "x86_64" => Ok(()),
+        other => Err(exit::with(
+            exit::UNMET,
+            anyhow::anyhow!("pagetax measures on x86-64 Linux only, and this machine is {other}"),
+        )),
+    }
+}
+
 fn main() -> ExitCode {
     libraries::carry(LIBRARIES);
-    let result = cli::check_spelling().and_then(|()| match cli::parse() {
+    let checked = check_architecture(std::env::consts::ARCH).and_then(|()| cli::check_spelling());
+    let result = checked.and_then(|()| match cli::parse() {
         Ok(cli) => {
             cli.messages.apply();
             cli.command.run()
@@ -68,5 +80,22 @@ fn main() -> ExitCode {
             output::error(&error);
             exit::code_of(&error)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_architecture_gets_one_sentence_and_exit_code_3() {
+        let error = check_architecture("aarch64").unwrap_err();
+        assert_eq!(exit::code_of(&error), ExitCode::from(3));
+        let text = error.to_string();
+        assert!(
+            text.contains("x86-64") && text.contains("aarch64") && !text.contains('\n'),
+            "{text}"
+        );
+        assert!(check_architecture(std::env::consts::ARCH).is_ok());
     }
 }

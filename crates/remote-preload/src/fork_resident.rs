@@ -10,9 +10,7 @@
 use crate::objects::c_variables;
 use crate::paged::Paged;
 use crate::streams::Streams;
-use crate::threads::next;
 use std::ops::Range;
-use std::sync::atomic::AtomicUsize;
 
 const PAGE: usize = 4096;
 /// The distance behind an address that the C library may read: twice the size of its largest
@@ -66,6 +64,8 @@ fn words(range: &Range<usize>) -> impl Iterator<Item = usize> {
 /// Returns the C library's own variables of the calling thread: its `struct pthread`.
 #[cfg(target_arch = "x86_64")]
 fn thread_variables() -> Option<Range<usize>> {
+    use crate::threads::next;
+    use std::sync::atomic::AtomicUsize;
     static SIZE: AtomicUsize = AtomicUsize::new(0);
     /// A lower bound of the size, for a C library without the symbol that debuggers read.
     const SIZE_AT_LEAST: usize = 1024;

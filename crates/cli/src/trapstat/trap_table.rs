@@ -1,4 +1,4 @@
-//! The options of Solaris's trapstat about the entries of SPARC's trap table, which this machine does not have.
+//! The options of Solaris's trapstat about entries of SPARC's trap table, which other CPUs do not have.
 
 use anyhow::{Result, anyhow};
 

@@ -11,6 +11,7 @@
 //! Sources: ptrace(2); for interrupted system calls, kernel/signal.c and arch/x86/kernel/signal.c of
 //! Linux 6.18; for restartable sequences, rseq(2) and kernel/rseq.c.
 
+use super::Stop;
 use rustix::process::Pid;
 use std::fs::File;
 use std::io;
@@ -44,16 +45,6 @@ pub struct Stopped {
     saved: libc::user_regs_struct,
     mask: u64,
     since: Instant,
-}
-
-/// The duration of a stop.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Stop {
-    /// The wall time of the stop.
-    pub wall_ns: u64,
-    /// The part of it in which the thread and its tracer waited for a CPU. They take turns, so the two waits
-    /// rarely overlap.
-    pub cpu_wait_ns: u64,
 }
 
 /// The time that a thread has waited for CPUs, from /proc/PID/schedstat.
