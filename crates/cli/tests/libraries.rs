@@ -99,6 +99,35 @@ fn trials_of_a_set_id_program_are_skipped_for_that_reason() {
 }
 
 #[test]
+fn a_trial_says_what_program_cannot_have_our_library_and_nothing_else() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut programs = vec![(compiled(folder.path(), "exits", &["-static"]), "linked statically")];
+    if installed("musl-gcc") {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/ppgsz/exits.c");
+        let musl = folder.path().join("musl");
+        let built = Command::new("musl-gcc").arg(source).arg("-o").arg(&musl).status();
+        assert!(built.unwrap().success());
+        programs.push((musl.to_str().unwrap().into(), "another C library"));
+    }
+    for (program, reason) in programs {
+        let mut command = Command::new(PAGETAX);
+        command.args(["diagnose", "--json", "--runs", "2", "--sizes", "stack=2M", "--"]);
+        // Long enough to be looked at.
+        let script = format!("{program} 0 closed wait");
+        let output = command.args(script.split(' ')).output().unwrap();
+        let report: serde_json::Value = serde_json::from_slice(&output.stdout)
+            .unwrap_or_else(|error| panic!("{error}: {}", stderr(&output)));
+        let trials = report["trials"].as_array().unwrap();
+        let stack = trials.iter().find(|trial| trial["name"] == "stack-2M").unwrap();
+        let why = stack["took"]["why"].as_str().unwrap_or_default();
+        assert!(why.contains(reason), "{program}: {stack}");
+        for other in OTHER_REASONS.iter().filter(|other| **other != reason) {
+            assert!(!why.contains(other), "{program}: {stack}");
+        }
+    }
+}
+
+#[test]
 fn a_command_runs_without_our_library_and_reads_why() {
     let empty = tempfile::tempdir().unwrap();
     let mut command = ppgsz(&SIZES);

@@ -1,4 +1,5 @@
-/* Exits with the status of its first argument; closes all descriptors first if there is a second. */
+/* Exits with the status of its first argument; closes all descriptors first if there is a second, and waits
+   if there is a third. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
@@ -10,5 +11,6 @@ int main(int argc, char **argv) {
     if (argc > 2) {
         for (int fd = 0; fd < 1024; fd++) close(fd);
     }
+    if (argc > 3) usleep(300000);
     return memory[1 << 20] ? atoi(argv[1]) : 1;
 }

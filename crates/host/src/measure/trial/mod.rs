@@ -174,7 +174,7 @@ pub fn run(
         start_ns: None,
         usage,
         peak,
-        evidence: before.since(seen.allocator),
+        evidence: before.since(seen.allocator, proof::no_preload(recipe, &trial.argv)),
         watch_ns: seen.watch_ns,
         left_running,
         brief_count: seen.brief_count,

@@ -1,12 +1,15 @@
 //! Proof that a mechanism took: bytes on large pages at the peak of memory, and if not, why not.
 
 use super::{Finished, Peak};
-use crate::pages::PageSettings;
+use crate::launch::program::Program;
 use crate::pages::mechanism::{Mechanism, Rest};
+use crate::pages::{PageSettings, Recipe};
 use crate::procfs::{Root, maps};
 use pagetax_core::diagnosis::Took;
+use pagetax_core::page_size::MemoryPart;
 use pagetax_core::units::{Bytes, PageSize};
 use rustix::process::Pid;
+use std::ffi::OsString;
 
 /// From this share of anonymous memory on there is nothing to explain.
 const NEARLY_ALL: f64 = 0.9;
@@ -62,6 +65,8 @@ pub struct Evidence {
     pub allocator: Option<Allocator>,
     /// Huge pages that the kernel could not find during the run, whole system.
     pub thp_fallback_count: Option<u64>,
+    /// The reason why our library could not be preloaded, of a trial that needs it.
+    pub no_preload: Option<String>,
 }
 
 /// System-wide counts before a run.
@@ -79,10 +84,24 @@ impl System {
         System { thp_fallback_count: thp_fallback_count() }
     }
 
-    pub(super) fn since(self, allocator: Option<Allocator>) -> Evidence {
+    pub(super) fn since(
+        self,
+        allocator: Option<Allocator>,
+        no_preload: Option<String>,
+    ) -> Evidence {
         let fallbacks = thp_fallback_count().zip(self.thp_fallback_count);
-        Evidence { allocator, thp_fallback_count: fallbacks.map(|(now, then)| now - then) }
+        let thp_fallback_count = fallbacks.map(|(now, then)| now - then);
+        Evidence { allocator, thp_fallback_count, no_preload }
     }
+}
+
+/// Returns the reason why our library cannot be preloaded into a command; none if the recipe does without it.
+pub(super) fn no_preload(recipe: &Recipe, argv: &[OsString]) -> Option<String> {
+    let sizes = recipe.mechanism.by_ppgsz().filter(|_| !recipe.wrapper.is_empty())?;
+    let of_library = [MemoryPart::Heap, MemoryPart::Stack];
+    of_library.into_iter().find(|part| sizes.get(*part).is_some())?;
+    let refused = Program::find(argv.first()?).ok()?.takes_preload().err()?;
+    Some(format!("it {}", refused.why))
 }
 
 /// Returns the proof of a trial, from the run whose peak was largest.
@@ -112,6 +131,10 @@ fn why_not(
     evidence: &Evidence,
     fraction: Option<f64>,
 ) -> Option<String> {
+    let is_done = fraction.is_some_and(|f| f >= NEARLY_ALL);
+    if let Some(why) = evidence.no_preload.clone().filter(|_| !is_done) {
+        return Some(why);
+    }
     if !peak.was_looked_at() {
         return Some(format!(
             "looked at {} of a peak of {}: it was too short to be seen",
@@ -125,7 +148,7 @@ fn why_not(
     {
         return Some(format!("PAGEMAP_SCAN saw only {} of it: it was just going", Bytes(mapped)));
     }
-    if rest == Rest::Expected || fraction.is_some_and(|f| f >= NEARLY_ALL) {
+    if rest == Rest::Expected || is_done {
         return None;
     }
     let large = mechanism.page_size().map_or(0, PageSize::bytes);
@@ -174,7 +197,11 @@ mod tests {
             start_ns: None,
             usage: Default::default(),
             peak,
-            evidence: Evidence { allocator: Some(allocator), thp_fallback_count: Some(0) },
+            evidence: Evidence {
+                allocator: Some(allocator),
+                thp_fallback_count: Some(0),
+                no_preload: None,
+            },
             watch_ns: 0,
             left_running: 0,
             brief_count: 0,
@@ -215,7 +242,16 @@ mod tests {
         assert!(why(peak(100, 10), Allocator::Library("jemalloc")).contains("jemalloc"));
         let mut fragmented = run(peak(100, 10), Allocator::Glibc);
         fragmented.evidence.thp_fallback_count = Some(45);
-        assert!(took(THP, &[fragmented]).why.unwrap().contains("45 huge pages"));
+        assert!(took(THP, &[fragmented.clone()]).why.unwrap().contains("45 huge pages"));
+        let no_preload = Some("it is linked statically".to_string());
+        fragmented.evidence.no_preload = no_preload.clone();
+        assert_eq!(took(THP, &[fragmented]).why, no_preload, "before any other reason");
+        let mut small = run(peak(3, 0), Allocator::Static);
+        small.evidence.no_preload = no_preload.clone();
+        assert_eq!(took(THP, &[small]).why, no_preload);
+        let mut done = run(peak(100, 95), Allocator::Static);
+        done.evidence.no_preload = no_preload;
+        assert_eq!(took(THP, &[done]).why, None, "nothing is left to explain");
         let mut going = peak(100, 95).unwrap();
         going.huge_mapped_bytes = Some(10 << 20);
         assert!(why(Some(going), Allocator::Glibc).contains("PAGEMAP_SCAN saw only 10M"));
