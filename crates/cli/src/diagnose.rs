@@ -12,7 +12,8 @@ use anyhow::{Context, Result};
 use pagetax_core::budget::Budget;
 use pagetax_core::counter::Reading;
 use pagetax_core::diagnosis::{
-    AS_IS, BASE, Diagnosis, Skipped, Trial, Verdict, compare_trials, judge, translation, undecided,
+    AS_IS, BASE, Basis, Diagnosis, Occupation, Skipped, Trial, Verdict, compare_trials, judge,
+    translation, undecided,
 };
 use pagetax_core::exit::Exit;
 use pagetax_core::page_size::{MemoryPart, PartSizes};
@@ -23,6 +24,7 @@ use pagetax_host::launch::program::Program;
 use pagetax_host::measure::budget::{Totals, Translation, Watch, Watched, budget};
 use pagetax_host::measure::calibrate::cached;
 use pagetax_host::measure::environment::environment;
+use pagetax_host::measure::stacks::TaskState;
 use pagetax_host::measure::trial::rounds::{self, Ended, Rounds, Schedule, Step};
 use pagetax_host::measure::trial::{self, Finished, Peak, TrialCommand, TrialError};
 use pagetax_host::pages::base_page;
@@ -33,6 +35,7 @@ use pagetax_host::sys::signal::StopSignals;
 use pagetax_recorder::predict::Predictor;
 use pagetax_sim::hardware::{calibrated, configuration};
 use scratch::{Input, Scratch};
+use std::cell::Cell;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -143,6 +146,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let mut progress = Progress::start("diagnose");
     let stopping = if args.runs.is_some() { Stopping::Fixed } else { Stopping::Sequential };
     let mut starts = Starts::new(&recipes);
+    let basis = Cell::new(Basis::Elapsed);
     let rounds = rounds::run(
         &schedule,
         recipes.len(),
@@ -151,12 +155,16 @@ pub fn run(args: Args) -> Result<ExitCode> {
             let outputs = scratch.outputs(&recipes[step.trial].mechanism.name(), step.round);
             let mut watch = step.budget.then(Watch::new);
             code.settle_for(&recipes[step.trial].mechanism);
-            let start_ns = starts.measure(step, &recipes[step.trial])?;
+            let start_ns = starts.measure(step, &recipes[step.trial], basis.get())?;
             let finished = trial::run(&launch, &recipes[step.trial], &outputs, watch.as_mut())?;
             let finished = Finished { start_ns, ..finished };
             launch.learn(&finished);
             starts.learn(step, &finished);
-            watched = watch.map(|watch| (finished.clone(), watch.finish())).or(watched.take());
+            if let Some(watch) = watch {
+                let seen = watch.finish();
+                basis.set(basis_of(&finished, &seen));
+                watched = Some((finished.clone(), seen));
+            }
             hashes.note(step, &outputs).map_err(|e| TrialError::System("read the output", e))?;
             if step.first && args.show_output {
                 output::note(&scratch.first_output());
@@ -164,12 +172,12 @@ pub fn run(args: Args) -> Result<ExitCode> {
             scratch.discard(&outputs);
             Ok(Finished { step_ns: begun.elapsed().as_nanos() as u64, ..finished })
         },
-        |finished| undecided(&trials_of(&recipes, finished, stopping)),
+        |finished| undecided(&trials_of(&recipes, finished, stopping, basis.get())),
         |done| progress.update(done),
     );
     drop(progress);
     let rounds = rounds.map_err(exit::of_trial)?;
-    let mut diagnosis = diagnosis_of(&launch, &recipes, skipped, &rounds, stopping);
+    let mut diagnosis = diagnosis_of(&launch, &recipes, skipped, &rounds, stopping, basis.get());
     let budget = |(run, watched): (Finished, Watched)| {
         budget_of(&run, &watched, &diagnosis.trials, recorded)
     };
@@ -253,10 +261,18 @@ impl Starts {
     }
 
     /// Returns the start just before a run of a round, if the command is short.
-    fn measure(&self, step: Step, recipe: &Recipe) -> Result<Option<u64>, TrialError> {
+    fn measure(
+        &self,
+        step: Step,
+        recipe: &Recipe,
+        basis: Basis,
+    ) -> Result<Option<u64>, TrialError> {
         let nothing = self.nothing.as_ref().filter(|_| self.is_short && step.round > 0);
         let run = nothing.map(|command| trial::run(command, recipe, &Default::default(), None));
-        Ok(run.transpose()?.map(|finished| finished.wall_ns))
+        Ok(run.transpose()?.map(|finished| match basis {
+            Basis::Elapsed => finished.wall_ns,
+            Basis::Cpu => finished.usage.user_ns + finished.usage.kernel_ns,
+        }))
     }
 }
 
@@ -357,11 +373,29 @@ fn trial_of(recipe: &Recipe, runs: &[Finished]) -> Trial {
     }
 }
 
+/// Returns the basis for a command that was watched. It is chosen before the rounds, so that no result
+/// depends on which one is more favourable.
+fn basis_of(run: &Finished, watched: &Watched) -> Basis {
+    let Ok(line) = &watched.profile.line else { return Basis::Elapsed };
+    let seen = Occupation {
+        running_ns: line.ns(TaskState::Running),
+        queued_ns: line.ns(TaskState::Runnable),
+        waiting_ns: line.waiting_ns(),
+        cpu_ns: run.usage.user_ns + run.usage.kernel_ns,
+    };
+    seen.basis()
+}
+
 /// Returns the trials that have runs, compared with the command as it is.
-fn trials_of(recipes: &[Recipe], finished: &[Vec<Finished>], stopping: Stopping) -> Vec<Trial> {
+fn trials_of(
+    recipes: &[Recipe],
+    finished: &[Vec<Finished>],
+    stopping: Stopping,
+    basis: Basis,
+) -> Vec<Trial> {
     let with_runs = recipes.iter().zip(finished).filter(|(_, runs)| !runs.is_empty());
     let mut trials: Vec<Trial> = with_runs.map(|(recipe, runs)| trial_of(recipe, runs)).collect();
-    compare_trials(&mut trials, stopping);
+    compare_trials(&mut trials, stopping, basis);
     trials
 }
 
@@ -372,11 +406,12 @@ fn diagnosis_of(
     skipped: Vec<Skipped>,
     rounds: &Rounds<Finished>,
     stopping: Stopping,
+    basis: Basis,
 ) -> Diagnosis {
-    let trials = trials_of(recipes, &rounds.finished, stopping);
+    let trials = trials_of(recipes, &rounds.finished, stopping, basis);
     let command: Vec<String> =
         launch.argv.iter().map(|word| word.to_string_lossy().into_owned()).collect();
-    let mut verdict = judge(&trials);
+    let mut verdict = judge(&trials, basis);
     let winner = recipes.iter().find(|r| Some(r.mechanism.name()) == verdict.winner);
     if let Some(winner) = winner.filter(|_| launch.argv.iter().all(|word| word.to_str().is_some()))
     {
@@ -386,6 +421,7 @@ fn diagnosis_of(
     Diagnosis {
         command,
         exit: as_is.map_or(Exit::Code(0), |t| t.exit),
+        basis,
         skipped,
         verdict,
         budget: None,

@@ -3,8 +3,10 @@
 //! Invariants: trials are compared with the command as it is; nothing is recommended unless its
 //! interval lies above 1, the gain is worth having and the memory it costs is in proportion to it.
 
+mod basis;
 mod tax;
 
+pub use basis::{Basis, Occupation};
 pub use tax::{TAX_DISAGREES, tax_disagreement};
 
 use crate::budget::Budget;
@@ -70,8 +72,8 @@ pub struct Trial {
     /// Page faults of each run, minor and major, all processes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub fault_counts: Vec<u64>,
-    /// Elapsed time of a program that does nothing, started the same way just before each run. It is measured
-    /// for commands under 100 ms, and speed-ups are ratios of the times beyond it.
+    /// The time, on the same basis, of a program that does nothing, started the same way just before each
+    /// run. It is measured for commands under 100 ms, and speed-ups are ratios of the times beyond it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub start_ns: Vec<u64>,
     /// The speed-up over the command as it is; absent for itself and for a single run.
@@ -128,6 +130,9 @@ pub struct Diagnosis {
     pub command: Vec<String>,
     /// The end of the command as it is.
     pub exit: Exit,
+    /// The time that speed-ups are ratios of; absent for elapsed time.
+    #[serde(default, skip_serializing_if = "Basis::is_elapsed")]
+    pub basis: Basis,
     /// The trials, the command as it is first.
     pub trials: Vec<Trial>,
     /// Trials that could not be made.
@@ -147,31 +152,17 @@ impl Document for Diagnosis {
     const KIND: &'static str = "diagnosis";
 }
 
-impl Trial {
-    /// Returns the elapsed time of each run beyond its start, as far as the start was measured.
-    fn beyond_start_ns(&self) -> Vec<u64> {
-        match self.start_ns.is_empty() {
-            true => self.runs_ns.clone(),
-            false => self.runs_ns.iter().zip(&self.start_ns).map(beyond).collect(),
-        }
-    }
-}
-
-fn beyond((run_ns, start_ns): (&u64, &u64)) -> u64 {
-    run_ns.saturating_sub(*start_ns)
-}
-
 /// Fills in each trial's speed-ups against the trials named [`AS_IS`] and [`BASE`].
-pub fn compare_trials(trials: &mut [Trial], stopping: Stopping) {
+pub fn compare_trials(trials: &mut [Trial], stopping: Stopping, basis: Basis) {
     let runs_of = |trials: &[Trial], name: &str| {
-        trials.iter().find(|t| t.name == name).map(Trial::beyond_start_ns)
+        trials.iter().find(|t| t.name == name).map(|t| basis.beyond_start_ns(t))
     };
     let (as_is, base) = (runs_of(trials, AS_IS), runs_of(trials, BASE));
     let comparisons = trials.len().saturating_sub(1);
     for trial in trials {
         let over = |runs: &Option<Vec<u64>>, name: &str| match runs {
             Some(runs) if trial.name != name => {
-                stopping.ratio(runs, &trial.beyond_start_ns(), comparisons)
+                stopping.ratio(runs, &basis.beyond_start_ns(trial), comparisons)
             }
             _ => None,
         };
@@ -246,7 +237,7 @@ fn worth(trial: &Trial, as_is: &Trial) -> Worth {
 
 /// Returns the winner, if there is one, and the reason. Trials come in the order of intrusion: of those that
 /// do not differ significantly, the first wins.
-pub fn judge(trials: &[Trial]) -> Verdict {
+pub fn judge(trials: &[Trial], basis: Basis) -> Verdict {
     let none = |reason: String| Verdict { reason, ..Verdict::default() };
     let Some(as_is) = trials.iter().find(|t| t.name == AS_IS) else {
         return none(
@@ -256,7 +247,7 @@ pub fn judge(trials: &[Trial]) -> Verdict {
     if !as_is.exit.success() && trials.len() == 1 {
         return none(format!("the command failed in its first run: {}", as_is.exit));
     }
-    if let Some(refusal) = too_short(as_is) {
+    if let Some(refusal) = too_short(as_is, basis) {
         return none(refusal);
     }
     let others = || trials.iter().filter(|t| is_candidate(t));
@@ -270,9 +261,10 @@ pub fn judge(trials: &[Trial]) -> Verdict {
     Verdict {
         winner: Some(winner.name.clone()),
         reason: format!(
-            "`{}` runs the command {} times as fast as it is now, {}{}",
+            "`{}` runs the command {} times as fast as it is now{}, {}{}",
             winner.name,
             winner.speedup.map(|s| s.to_string()).unwrap_or_default(),
+            if basis.is_elapsed() { "" } else { " by CPU time" },
             memory_words(growth(winner, as_is)),
             start_words(winner, as_is),
         ),
@@ -281,13 +273,14 @@ pub fn judge(trials: &[Trial]) -> Verdict {
 }
 
 /// Returns the reason why the command is too short for a verdict, if its start takes most of its time.
-fn too_short(as_is: &Trial) -> Option<String> {
+fn too_short(as_is: &Trial, basis: Basis) -> Option<String> {
     let start_ns = median(&as_is.start_ns)?;
-    (start_ns * 2 > as_is.median_ns).then(|| {
+    let median_ns = basis.median_ns(as_is);
+    (start_ns * 2 > median_ns).then(|| {
         format!(
             "no verdict: of {}, the start of a program that does nothing takes {}; give the command more \
              to do",
-            Nanos(as_is.median_ns),
+            Nanos(median_ns),
             Nanos(start_ns)
         )
     })
@@ -442,8 +435,8 @@ mod tests {
     }
 
     fn verdict(mut trials: Vec<Trial>) -> Verdict {
-        compare_trials(&mut trials, Stopping::Fixed);
-        judge(&trials)
+        compare_trials(&mut trials, Stopping::Fixed, Basis::Elapsed);
+        judge(&trials, Basis::Elapsed)
     }
 
     /// Returns a trial that may be faster or slower.
@@ -504,7 +497,7 @@ mod tests {
     }
 
     fn undecided_of(mut trials: Vec<Trial>) -> Vec<bool> {
-        compare_trials(&mut trials, Stopping::Sequential);
+        compare_trials(&mut trials, Stopping::Sequential, Basis::Elapsed);
         undecided(&trials)
     }
 

@@ -140,9 +140,10 @@ fn busy(diagnosis: &Diagnosis) -> Option<Warning> {
         warning(
             "busy_machine",
             format!(
-                "the command waited {} of {} for a CPU: something else runs on this machine",
+                "the command waited {} of {} for a CPU: something else runs on this machine{}",
                 Nanos(queued_ns),
-                Nanos(budget.total_ns(Account::Wall))
+                Nanos(budget.total_ns(Account::Wall)),
+                if diagnosis.basis.is_elapsed() { "" } else { ", so trials compare CPU time" }
             ),
             "stop it, or give more --runs; the intervals are as wide as the disturbance",
         )

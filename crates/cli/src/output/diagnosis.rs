@@ -64,7 +64,7 @@ fn short_trials(diagnosis: &Diagnosis) -> String {
         let is_winner = Some(trial.name.as_str()) == winner;
         vec![
             trial.name.clone(),
-            Nanos(trial.median_ns).to_string(),
+            Nanos(diagnosis.basis.median_ns(trial)).to_string(),
             if trial.name == AS_IS { "1".into() } else { ratio(trial.speedup) },
             trial.peak_resident_bytes.map_or(text::MISSING.into(), |b| Bytes(b).to_string()),
             share,
@@ -72,7 +72,8 @@ fn short_trials(diagnosis: &Diagnosis) -> String {
             if is_winner { "◀".into() } else { String::new() },
         ]
     };
-    let headings = ["trial", "time", "speed-up (95 %)", "memory", "large pages", "page faults", ""];
+    let time = if diagnosis.basis.is_elapsed() { "time" } else { "CPU time" };
+    let headings = ["trial", time, "speed-up (95 %)", "memory", "large pages", "page faults", ""];
     let rows = diagnosis.trials.iter().map(row).collect();
     let mut out = format!("\n{}", text::table(&headings, &[1, 3, 4, 5], rows));
     for skipped in &diagnosis.skipped {
@@ -187,7 +188,8 @@ fn saved(diagnosis: &Diagnosis) -> Option<String> {
     let named = |name: &str| diagnosis.trials.iter().find(|trial| trial.name == name);
     let as_is = named(AS_IS)?;
     let winner = named(diagnosis.verdict.winner.as_deref()?)?;
-    let ns = as_is.median_ns.checked_sub(winner.median_ns)?;
+    let now_ns = diagnosis.basis.median_ns(as_is);
+    let ns = now_ns.checked_sub(diagnosis.basis.median_ns(winner))?;
     let middle = |runs: &[u64]| median(runs).unwrap_or(0);
     let less = |of: fn(&Trial) -> &[u64]| middle(of(as_is)).saturating_sub(middle(of(winner)));
     let (user_ns, kernel_ns) = (less(|trial| &trial.user_ns), less(|trial| &trial.kernel_ns));
@@ -205,7 +207,7 @@ fn saved(diagnosis: &Diagnosis) -> Option<String> {
         (user, kernel) if user > kernel => format!("{walks}, then {faults}"),
         _ => format!("{faults}, then {walks}"),
     };
-    Some(format!("{} of {} saved: {of}", Nanos(ns), Nanos(as_is.median_ns)))
+    Some(format!("{} of {} saved: {of}", Nanos(ns), Nanos(now_ns)))
 }
 
 fn percent(share: f64) -> String {
@@ -294,7 +296,7 @@ mod tests {
     use super::*;
     use pagetax_core::budget::{Budget, Ledger};
     use pagetax_core::counter::Reading;
-    use pagetax_core::diagnosis::{compare_trials, judge};
+    use pagetax_core::diagnosis::{Basis, compare_trials, judge};
     use pagetax_core::exit::Exit;
     use pagetax_core::report::Environment;
     use pagetax_core::sequential::Stopping;
@@ -327,8 +329,8 @@ mod tests {
     }
 
     fn diagnosis(command: &str, mut trials: Vec<Trial>) -> Diagnosis {
-        compare_trials(&mut trials, Stopping::Fixed);
-        let mut verdict = judge(&trials);
+        compare_trials(&mut trials, Stopping::Fixed, Basis::Elapsed);
+        let mut verdict = judge(&trials, Basis::Elapsed);
         if verdict.winner.is_some() {
             let line = format!("pagetax ppgsz -o 'heap=2M' {command}");
             verdict.systemd = vec!["WorkingDirectory=/home/u".into(), format!("ExecStart={line}")];
@@ -354,6 +356,7 @@ mod tests {
         };
         let warning = Warning { id: "x".into(), text: "busy ".repeat(40), remedy: "y".into() };
         Diagnosis {
+            basis: Basis::Elapsed,
             command: command.split(' ').map(String::from).collect(),
             exit: Exit::Code(0),
             skipped: vec![skipped("mthp-64K"), skipped("text-2M")],

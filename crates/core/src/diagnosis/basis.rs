@@ -1,0 +1,123 @@
+//! The time of a run that trials are compared by.
+
+use super::Trial;
+use crate::stats::median;
+use serde::{Deserialize, Serialize};
+
+/// The time of a run that trials are compared by.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum Basis {
+    /// Elapsed time.
+    #[default]
+    Elapsed,
+    /// CPU time, user and kernel, of all processes: see [`Occupation::basis`].
+    Cpu,
+}
+
+/// The elapsed time of a run by what the command did as a whole, and its CPU time.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Occupation {
+    /// The time in which at least one task ran, in nanoseconds.
+    pub running_ns: u64,
+    /// The time in which none ran, and at least one waited for a CPU that others had.
+    pub queued_ns: u64,
+    /// The time in which all waited for something else.
+    pub waiting_ns: u64,
+    /// The CPU time of all tasks, in nanoseconds.
+    pub cpu_ns: u64,
+}
+
+impl Occupation {
+    /// The share of elapsed time from which on a wait counts.
+    const WAIT_SHARE: f64 = 0.05;
+    /// With more tasks at a time than this on average, elapsed time does not follow CPU time.
+    const TASKS_MAX: f64 = 1.1;
+
+    /// Returns the basis for such a command: CPU time if the machine is busy, and the command is one task at a
+    /// time that waits for hardly anything but a CPU.
+    pub fn basis(self) -> Basis {
+        let own_ns = (self.running_ns + self.waiting_ns) as f64;
+        let wall_ns = own_ns + self.queued_ns as f64;
+        let is_busy = self.queued_ns as f64 > Self::WAIT_SHARE * wall_ns;
+        let is_bound = (self.waiting_ns as f64) < Self::WAIT_SHARE * own_ns;
+        let is_one_task = (self.cpu_ns as f64) < Self::TASKS_MAX * self.running_ns as f64;
+        if is_busy && is_bound && is_one_task { Basis::Cpu } else { Basis::Elapsed }
+    }
+}
+
+impl Basis {
+    /// Returns true for elapsed time.
+    pub fn is_elapsed(&self) -> bool {
+        *self == Basis::Elapsed
+    }
+
+    /// Returns the time of each run of a trial.
+    pub fn times_ns(self, trial: &Trial) -> Vec<u64> {
+        match self {
+            Basis::Elapsed => trial.runs_ns.clone(),
+            Basis::Cpu => trial
+                .user_ns
+                .iter()
+                .zip(&trial.kernel_ns)
+                .map(|(user, kernel)| user + kernel)
+                .collect(),
+        }
+    }
+
+    /// Returns the time of each run beyond its start, as far as the start was measured.
+    pub(super) fn beyond_start_ns(self, trial: &Trial) -> Vec<u64> {
+        let times = self.times_ns(trial);
+        match trial.start_ns.is_empty() {
+            true => times,
+            false => times
+                .iter()
+                .zip(&trial.start_ns)
+                .map(|(run, start)| run.saturating_sub(*start))
+                .collect(),
+        }
+    }
+
+    /// Returns the median time of a trial; 0 without runs.
+    pub fn median_ns(self, trial: &Trial) -> u64 {
+        median(&self.times_ns(trial)).unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::trial;
+    use super::super::{AS_IS, compare_trials};
+    use super::*;
+    use crate::sequential::Stopping;
+
+    #[test]
+    fn cpu_time_counts_where_only_others_make_the_command_wait() {
+        for (queued_ns, waiting_ns, cpu_ns, basis) in [
+            (10, 0, 1_000, Basis::Elapsed),
+            (100, 0, 1_000, Basis::Cpu),
+            (900, 40, 1_050, Basis::Cpu),
+            (900, 60, 1_000, Basis::Elapsed),
+            (900, 0, 1_500, Basis::Elapsed),
+        ] {
+            let seen = Occupation { running_ns: 1_000, queued_ns, waiting_ns, cpu_ns };
+            assert_eq!(seen.basis(), basis, "{seen:?}");
+        }
+        assert_eq!(Occupation::default().basis(), Basis::Elapsed);
+    }
+
+    #[test]
+    fn waits_for_a_cpu_do_not_hide_a_gain_of_cpu_time() {
+        let disturbed = |name, ms: u64, waits: [u64; 3]| {
+            let runs_ns = waits.iter().map(|wait| (ms + wait) * 1_000_000).collect();
+            Trial { runs_ns, ..trial(name, ms, 100, 0.9) }
+        };
+        let mut trials =
+            [disturbed(AS_IS, 1_300, [0, 900, 100]), disturbed("thp-2M", 1_000, [400, 0, 1_200])];
+        compare_trials(&mut trials, Stopping::Fixed, Basis::Elapsed);
+        assert!(trials[1].speedup.unwrap().holds_one());
+        compare_trials(&mut trials, Stopping::Fixed, Basis::Cpu);
+        assert!(trials[1].speedup.unwrap().low > 1.2);
+    }
+}
