@@ -137,11 +137,6 @@ rows() {
         kill $pid
         cat map
         grep " 2M " map'
-    row "record, misscurve, whatif TRACE" 200 5.10 5.10 '
-        seq 1 20000 >numbers
-        "$PAGETAX" record --engine native -o sort.ptt -- sort -r numbers >sorted
-        "$PAGETAX" misscurve sort.ptt
-        "$PAGETAX" whatif sort.ptt'
     row calibrate 200 5.10 5.10 '"$PAGETAX" calibrate --quick'
     row reproduce 300 5.10 5.10 '"$PAGETAX" reproduce linux-24 | tail -4'
     row why 60 5.10 5.10 '
