@@ -5,8 +5,8 @@ use rustix::process::Pid;
 use std::io;
 use std::time::Duration;
 
-/// A stopped thread. There is none.
-pub enum Stopped {}
+/// A value for a stopped thread. It cannot exist.
+pub enum NoThread {}
 
 /// Refuses to stop a thread.
 ///
@@ -14,12 +14,12 @@ pub enum Stopped {}
 /// Always `Unsupported`.
 pub fn with_stopped<T: Send>(
     _tid: Pid,
-    _work: impl FnOnce(&mut Stopped) -> T + Send,
+    _work: impl FnOnce(&mut NoThread) -> T + Send,
 ) -> io::Result<(T, Stop)> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
-impl Stopped {
+impl NoThread {
     /// Returns the time since the stop began.
     pub fn elapsed(&self) -> Duration {
         match *self {}

@@ -6,7 +6,7 @@ mod elsewhere;
 mod x86_64;
 
 #[cfg(not(target_arch = "x86_64"))]
-pub use elsewhere::{Stopped, with_stopped};
+pub use elsewhere::{NoThread as Stopped, with_stopped};
 #[cfg(target_arch = "x86_64")]
 pub use x86_64::{Stopped, with_stopped};
 
