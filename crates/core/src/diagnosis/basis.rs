@@ -35,8 +35,8 @@ impl Occupation {
     /// With more tasks at a time than this on average, elapsed time does not follow CPU time.
     const TASKS_MAX: f64 = 1.1;
 
-    /// Returns the basis for such a command: CPU time if the machine is busy, and the command is one task at a
-    /// time that waits for hardly anything but a CPU.
+    /// Returns the basis for such a command: CPU time if the machine is busy, and the command is one task
+    /// at a time that waits for hardly anything but a CPU.
     pub fn basis(self) -> Basis {
         let own_ns = (self.running_ns + self.waiting_ns) as f64;
         let wall_ns = own_ns + self.queued_ns as f64;
