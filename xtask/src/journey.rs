@@ -187,15 +187,19 @@ impl Journey {
 
 /// Returns the lines of a report for a systemd unit as a shell line. Its words need no quotes.
 fn unit_line(report: &str) -> Option<String> {
-    let after = |directive| Some(report.split_once(directive)?.1.lines().next()?.trim());
-    Some(format!("cd {} && exec {}", after("WorkingDirectory=")?, after("ExecStart=")?))
+    let (directory, words) = (after(report, "WorkingDirectory=")?, after(report, "ExecStart=")?);
+    Some(format!("cd {directory} && exec {words}"))
 }
 
 /// Returns the lines of a report for a Dockerfile as a shell line.
 fn docker_line(report: &str) -> Option<String> {
-    let after = |directive| Some(report.split_once(directive)?.1.lines().next()?.trim());
-    let words: Vec<String> = serde_json::from_str(after("CMD ")?).ok()?;
-    Some(format!("cd {} && exec {}", after("WORKDIR ")?, words.join(" ")))
+    let words: Vec<String> = serde_json::from_str(after(report, "CMD ")?).ok()?;
+    Some(format!("cd {} && exec {}", after(report, "WORKDIR ")?, words.join(" ")))
+}
+
+/// Returns the rest of the line of a directive.
+fn after<'a>(report: &'a str, directive: &str) -> Option<&'a str> {
+    Some(report.split_once(directive)?.1.lines().next()?.trim())
 }
 
 fn text(bytes: &[u8]) -> String {

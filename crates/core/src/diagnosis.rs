@@ -6,7 +6,7 @@
 mod basis;
 mod tax;
 
-pub use basis::{Basis, Occupation};
+pub use basis::{BUSY_SHARE, Basis, Occupation};
 pub use tax::{TAX_DISAGREES, tax_disagreement};
 
 use crate::budget::Budget;
@@ -457,6 +457,11 @@ mod tests {
             (vec![as_is(), base(), thp(1_260, 140)], None, "40 % more memory: more than 5 times"),
             (vec![as_is(), base(), thp(1_260, 105)], Some("thp-2M"), "5 % more"),
             (vec![as_is(), base(), thp(1_300, 100)], None, "nothing helps: `thp-2M` put"),
+            (
+                vec![as_is(), base(), thp(1_290, 100)],
+                None,
+                "undecided after 3 rounds: `thp-2M` runs",
+            ),
             (vec![as_is(), trial("thp-2M", 1_300, 100, 0.1)], None, "none put most"),
             (vec![as_is()], None, "no other page size could be tried"),
             (vec![base()], None, "not run as it is"),

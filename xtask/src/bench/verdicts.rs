@@ -37,7 +37,7 @@ struct Kind {
     runs: usize,
 }
 
-const KINDS: [Kind; 3] = [
+static KINDS: [Kind; 3] = [
     Kind { name: "A/A", percent: 100, runs: 200 },
     Kind { name: "5 % gain", percent: 95, runs: 20 },
     Kind { name: "2 % loss", percent: 102, runs: 20 },
@@ -64,32 +64,23 @@ pub fn run(parts: &[String]) -> Result<Outcome> {
     let notes = notes(&pagetax)?;
     let mut seen = read(&notes)?;
     let stage = Stage::new()?;
-    for round in 0.. {
-        let open: Vec<_> = KINDS
-            .iter()
-            .flat_map(|kind| LENGTHS.iter().map(move |length| (kind, *length)))
-            .filter(|(kind, length)| of(&seen, kind.name, *length).count() <= round)
-            .filter(|(kind, _)| seen.iter().filter(|one| one.kind == kind.name).count() < kind.runs)
-            .collect();
-        let is_done =
-            |kind: &Kind| seen.iter().filter(|s| s.kind == kind.name).count() >= kind.runs;
-        if KINDS.iter().all(is_done) || more == 0 {
-            break;
-        }
-        for (kind, length) in open {
-            let done = seen.iter().filter(|one| one.kind == kind.name).count();
-            if done >= kind.runs || more == 0 {
-                continue;
-            }
-            let one = stage.diagnose(&pagetax, kind, length)?;
-            writeln!(OpenOptions::new().append(true).create(true).open(&notes)?, "{}", json!(one))?;
-            eprintln!("{} {} of {}: {}", kind.name, done + 1, kind.runs, json!(one));
-            seen.push(one);
-            more -= 1;
-        }
+    while let Some((kind, done)) = next(&seen).filter(|_| more > 0) {
+        let one = stage.diagnose(&pagetax, kind, LENGTHS[done % LENGTHS.len()])?;
+        let note = json!(one).to_string();
+        writeln!(OpenOptions::new().append(true).create(true).open(&notes)?, "{note}")?;
+        eprintln!("{} {} of {}: {note}", kind.name, done + 1, kind.runs);
+        seen.push(one);
+        more -= 1;
     }
     drop(stage);
     Ok(outcome(&seen))
+}
+
+/// Returns the kind of which the smallest part is done, and its number of runs so far; none if all are done.
+fn next(seen: &[Seen]) -> Option<(&'static Kind, usize)> {
+    let done = |kind: &Kind| seen.iter().filter(|one| one.kind == kind.name).count();
+    let open = KINDS.iter().map(|kind| (kind, done(kind))).filter(|(kind, done)| *done < kind.runs);
+    open.min_by(|(a, x), (b, y)| (x * b.runs).cmp(&(y * a.runs)))
 }
 
 /// Returns the file of the runs of this build.

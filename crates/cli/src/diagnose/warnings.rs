@@ -2,7 +2,7 @@
 
 use super::scratch::{Hashes, Scratch};
 use pagetax_core::cause::Account;
-use pagetax_core::diagnosis::{AS_IS, CHECK, Diagnosis, Trial, tax_disagreement};
+use pagetax_core::diagnosis::{AS_IS, BUSY_SHARE, CHECK, Diagnosis, Trial, tax_disagreement};
 use pagetax_core::report::Warning;
 use pagetax_core::stats::outliers;
 use pagetax_core::units::Nanos;
@@ -11,8 +11,6 @@ use pagetax_host::measure::trial::rounds::{Ended, Rounds};
 
 /// Runs shorter than this are mostly fork, exec and exit.
 const SHORT_NS: u64 = 5_000_000;
-/// On a quiet machine a command waits for a CPU for less than 5 % of the time.
-const QUEUED_SHARE: u64 = 20;
 /// Watching should cost less than 2 %.
 const WATCH_SHARE: u64 = 50;
 
@@ -136,7 +134,7 @@ fn differs_from_itself(check: &Trial) -> Option<Warning> {
 fn busy(diagnosis: &Diagnosis) -> Option<Warning> {
     let budget = diagnosis.budget.as_ref()?;
     let queued_ns = budget.row("run_queue")?.ns?;
-    (queued_ns * QUEUED_SHARE > budget.total_ns(Account::Wall)).then(|| {
+    (queued_ns as f64 > BUSY_SHARE * budget.total_ns(Account::Wall) as f64).then(|| {
         warning(
             "busy_machine",
             format!(

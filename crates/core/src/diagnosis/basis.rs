@@ -4,6 +4,10 @@ use super::Trial;
 use crate::stats::median;
 use serde::{Deserialize, Serialize};
 
+/// The share of elapsed time from which on a wait counts. A machine is busy if a command waits so long for a
+/// CPU.
+pub const BUSY_SHARE: f64 = 0.05;
+
 /// The time of a run that trials are compared by.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -30,8 +34,6 @@ pub struct Occupation {
 }
 
 impl Occupation {
-    /// The share of elapsed time from which on a wait counts.
-    const WAIT_SHARE: f64 = 0.05;
     /// With more tasks at a time than this on average, elapsed time does not follow CPU time.
     const TASKS_MAX: f64 = 1.1;
 
@@ -40,8 +42,8 @@ impl Occupation {
     pub fn basis(self) -> Basis {
         let own_ns = (self.running_ns + self.waiting_ns) as f64;
         let wall_ns = own_ns + self.queued_ns as f64;
-        let is_busy = self.queued_ns as f64 > Self::WAIT_SHARE * wall_ns;
-        let is_bound = (self.waiting_ns as f64) < Self::WAIT_SHARE * own_ns;
+        let is_busy = self.queued_ns as f64 > BUSY_SHARE * wall_ns;
+        let is_bound = (self.waiting_ns as f64) < BUSY_SHARE * own_ns;
         let is_one_task = (self.cpu_ns as f64) < Self::TASKS_MAX * self.running_ns as f64;
         if is_busy && is_bound && is_one_task { Basis::Cpu } else { Basis::Elapsed }
     }

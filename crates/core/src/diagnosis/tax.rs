@@ -1,10 +1,10 @@
 //! The tax of a budget beside what trials saved: both are of the same command, and must agree.
 
-use super::{AS_IS, Trial, is_candidate};
+use super::{AS_IS, Basis, Trial, is_candidate};
 use crate::budget::Budget;
 use crate::cause::Account;
 use crate::report::Warning;
-use crate::stats::{median, ratio_of_pairs};
+use crate::stats::ratio_of_pairs;
 use crate::units::Nanos;
 
 /// From this difference on, the run of the budget is unlike the trials' runs.
@@ -16,9 +16,7 @@ pub const TAX_DISAGREES: &str = "tax_disagrees";
 /// Returns a warning if a trial saved more CPU time than the budget's tax, with the reason. The saving is a
 /// lower bound of the tax, because the trial does the same work.
 pub fn tax_disagreement(trials: &[Trial], budget: &Budget, seed: u64) -> Option<Warning> {
-    let cpu_ns = |trial: &Trial| -> Vec<u64> {
-        trial.user_ns.iter().zip(&trial.kernel_ns).map(|(user, kernel)| user + kernel).collect()
-    };
+    let cpu_ns = |trial: &Trial| Basis::Cpu.times_ns(trial);
     let as_is = trials.iter().find(|t| t.name == AS_IS)?;
     let like_it = trials.iter().filter(|t| is_candidate(t) && t.exit == as_is.exit);
     let saved_min = |t: &Trial| {
@@ -33,7 +31,7 @@ pub fn tax_disagreement(trials: &[Trial], budget: &Budget, seed: u64) -> Option<
     }
     let share = |ns: u64| ns as f64 / budget.total_ns(Account::Cpu).max(1) as f64;
     let other = budget.row("other_kernel").and_then(|row| row.ns).map_or(0.0, share);
-    let usual_ns = median(&cpu_ns(as_is))?;
+    let usual_ns = Basis::Cpu.median_ns(as_is);
     let why = match &tax.why {
         Some(why) => format!("no row for {why}"),
         None if saved <= most + other => {

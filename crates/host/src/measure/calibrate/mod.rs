@@ -18,6 +18,7 @@ use crate::procfs::{Root, schedstat};
 use pagetax_core::calibration::{
     CALIBRATION_VERSION, Calibration, Identity, WalkCost, WalkPattern,
 };
+use pagetax_core::diagnosis::BUSY_SHARE;
 use pagetax_core::document::{self, Document};
 use pagetax_core::units::PageSize;
 use std::io::{self, Write};
@@ -92,9 +93,6 @@ const QUICK: Effort = Effort {
     chase_count: 1 << 16,
     retry_for: Duration::from_secs(4),
 };
-
-/// The largest share of its time that a measurement may wait for a CPU.
-const QUEUE_SHARE_MAX: f64 = 0.05;
 
 /// The time in which a busy machine is recognized beforehand.
 const LOOK_FOR: Duration = Duration::from_millis(100);
@@ -178,7 +176,7 @@ fn queued_ns(root: &Root) -> Option<u64> {
 /// Returns a warning if a measurement waited too long for a CPU: other programs also took its caches.
 fn busy(queued: Duration, elapsed: Duration) -> Option<String> {
     let share = queued.as_secs_f64() / elapsed.as_secs_f64();
-    (share > QUEUE_SHARE_MAX).then(|| {
+    (share > BUSY_SHARE).then(|| {
         let percent = share * 100.0;
         format!("the machine was busy: the measurement waited {percent:.0} % of its time for a CPU")
     })
