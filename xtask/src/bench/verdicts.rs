@@ -222,15 +222,18 @@ fn hits(kind: &Kind, all: &[&Seen]) -> u64 {
 fn row(kind: &Kind, length: &str, all: &[&Seen]) -> Vec<String> {
     let (number, hits) = (all.len() as u64, hits(kind, all));
     let what = if kind.percent == 100 { "false" } else { "large pages recommended" };
-    let share = match number {
-        0 => "–".into(),
+    let (share, time) = match number {
+        0 => ("–".into(), "–".into()),
         _ => {
             let (low, high) = clopper_pearson(hits, number);
             let share = hits as f64 / number as f64;
-            format!("{:.1} % ({:.1}–{:.1})", share * 100.0, low * 100.0, high * 100.0)
+            let seconds = all.iter().map(|one| one.seconds).sum::<f64>() / number as f64;
+            (
+                format!("{:.1} % ({:.1}–{:.1})", share * 100.0, low * 100.0, high * 100.0),
+                format!("{seconds:.0} s each"),
+            )
         }
     };
-    let seconds = all.iter().map(|one| one.seconds).sum::<f64>() / number.max(1) as f64;
     vec![
         kind.name.into(),
         length.into(),
@@ -238,6 +241,6 @@ fn row(kind: &Kind, length: &str, all: &[&Seen]) -> Vec<String> {
         format!("{hits} {what}"),
         share,
         all.iter().filter(|one| one.is_refused).count().to_string(),
-        format!("{seconds:.0} s each"),
+        time,
     ]
 }
