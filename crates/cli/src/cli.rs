@@ -1,12 +1,13 @@
 //! The command line as a whole: which subcommands there are, and who runs them.
 
-use crate::output::{Color, Messages, documents};
+use crate::output::{Color, Messages};
 use crate::{
     build, calibrate, compare, diagnose, doctor, exit, jobs, machines, manual, misscurve, pagesize,
-    pmap, ppgsz, record, remote, reproduce, run, serve, servers, trapstat, whatif, why,
+    pmap, ppgsz, record, remote, reproduce, run, serve, servers, trapstat, whatif, why, words,
 };
 use anyhow::Result;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
+use std::ffi::{OsStr, OsString};
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
@@ -53,15 +54,15 @@ pub fn command() -> clap::Command {
         .collect();
     let template = format!(
         "{{name}}: {{about-with-newline}}\n{{before-help}}{{usage-heading}} {{usage}}\n\n{groups}\
-         `pagetax help COMMAND` explains one of them.\n\n{header}Options:{header:#}\n{{options}}\
+         `pagetax help COMMAND` explains one of them. The -- before a program may be left out.\n\n{header}Options:{header:#}\n{{options}}\
          {{after-help}}"
     );
     command.help_template(template)
 }
 
-/// Parses the command line of this process.
-pub fn parse() -> Result<Cli, clap::Error> {
-    Cli::from_arg_matches(&command().try_get_matches()?)
+/// Parses a command line.
+pub fn parse(words: Vec<OsString>) -> Result<Cli, clap::Error> {
+    Cli::from_arg_matches(&command().try_get_matches_from(words)?)
 }
 
 #[derive(Debug, Subcommand)]
@@ -124,25 +125,20 @@ impl Command {
     }
 }
 
-/// Returns the words of the command line.
-fn words() -> Vec<String> {
-    std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect()
-}
-
-/// Refuses `--json FILE`, which is spelled `--json=FILE`. See [`documents::check_spelling`].
-pub fn check_spelling() -> Result<()> {
-    documents::check_spelling(&Cli::command(), &words()).map_err(|error| {
+/// Returns the words of this process's command line, as clap shall read them. See [`words::prepare`].
+pub fn words() -> Result<Vec<OsString>> {
+    words::prepare(Cli::command(), words::words()).map_err(|error| {
         let code = if is_wrapper() { exit::WRAPPER_FAILED } else { exit::BAD_INPUT };
         exit::with(code, error)
     })
 }
 
 /// Returns the last value of `--color` in front of the subcommand, or after it.
-fn color_of(words: &[String]) -> Option<Color> {
+fn color_of(words: &[OsString]) -> Option<Color> {
     let own = words.split(|word| word == "--").next()?;
     let mut values = own.iter().enumerate().filter_map(|(at, word)| {
-        let value = match word.strip_prefix("--color")? {
-            "" => own.get(at + 1)?,
+        let value = match word.to_str()?.strip_prefix("--color")? {
+            "" => own.get(at + 1)?.to_str()?,
             rest => rest.strip_prefix('=')?,
         };
         Color::from_str(value, false).ok()
@@ -152,15 +148,16 @@ fn color_of(words: &[String]) -> Option<Color> {
 
 /// Returns true if the subcommand has the exit codes of programs that start others.
 fn is_wrapper() -> bool {
-    let words = words();
-    documents::subcommand_at(&words).is_some_and(|at| matches!(&*words[at], "ppgsz" | "apply"))
+    let words = words::words();
+    let name = words::subcommand_at(&words).map(|at| &*words[at]);
+    name.is_some_and(|name| ["ppgsz", "apply"].map(OsStr::new).contains(&name))
 }
 
 /// Prints what is wrong with a command line, or the help that it asked for. Wrappers of other
 /// programs have an exit code of their own for it.
 pub fn refuse(error: &clap::Error) -> ExitCode {
     // clap prints help, too, before it knows the other options.
-    color_of(&words()).unwrap_or(Color::Auto).apply();
+    color_of(&words::words()).unwrap_or(Color::Auto).apply();
     // With stderr gone there is nobody left to tell; the exit code still speaks.
     let _ = error.print();
     match (error.use_stderr(), is_wrapper()) {
@@ -189,7 +186,7 @@ mod tests {
 
     #[test]
     fn the_color_of_a_refused_command_line_is_the_last_one_in_front_of_the_command() {
-        let color = |line: &str| color_of(&line.split(' ').map(String::from).collect::<Vec<_>>());
+        let color = |line: &str| color_of(&line.split(' ').map(OsString::from).collect::<Vec<_>>());
         assert_eq!(color("pagetax --color never jobs --color=always --bad"), Some(Color::Always));
         assert_eq!(color("pagetax diagnose --bad -- ls --color=never"), None);
         assert_eq!(color("pagetax --color nope jobs"), None);

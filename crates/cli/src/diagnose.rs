@@ -47,7 +47,7 @@ Examples:
   pagetax diagnose                                       the built-in job tlb-gather
   pagetax diagnose -- sort -S 2G big.txt                 what would larger pages do for sort?
   pagetax diagnose --runs 10 -- python3 report.py        tighter intervals
-  pagetax diagnose --sizes 4K,2M,hugetlb:2M -- ./server  also pages of the hugetlb pool
+  pagetax diagnose --pages 4K,2M,hugetlb:2M -- ./server  also pages of the hugetlb pool
   pagetax diagnose --json=before.json -- ./job           to compare later: pagetax compare";
 
 /// Seed of the resampling, so that the same runs give the same intervals.
@@ -75,7 +75,7 @@ pub struct Args {
     /// Page sizes to try: of the heap 4K for base pages, 64K and the like, 2M, hugetlb:2M, each a trial; by
     /// part of heap, stack and text (code), together one trial. Repeatable [default: 4K,64K,2M, stack=2M,
     /// text=2M and heap=2M,stack=2M,text=2M, as far as the kernel has them]
-    #[arg(long, value_name = "SIZE,…|PART=SIZE,…")]
+    #[arg(long = "pages", alias = "sizes", value_name = "SIZE,…|PART=SIZE,…")]
     sizes: Option<Vec<String>>,
 
     /// Also try the command as it is a second time, and warn if it differs from itself
@@ -92,7 +92,7 @@ pub struct Args {
     input: Option<PathBuf>,
 
     /// Keep standard output and error of every run in this directory, such as as-is.1.out
-    #[arg(long, value_name = "DIR")]
+    #[arg(long = "keep-output", alias = "outputs", value_name = "DIR")]
     outputs: Option<PathBuf>,
 
     /// Print the output of the first run, on stderr
@@ -292,7 +292,7 @@ fn recipes(
         Some(words) => words.iter().map(String::as_str).collect(),
         None => SIZES.into(),
     };
-    let option = || format!("--sizes {}", words.join(" --sizes "));
+    let option = || format!("--pages {}", words.join(" --pages "));
     let heap = [MemoryPart::Heap];
     let all = PartSizes::alternatives(words.iter().copied(), &heap).with_context(option)?;
     for sizes in &all {
@@ -514,9 +514,9 @@ mod tests {
             assert_eq!(lacking.len(), 1, "{skipped:?}");
             assert_eq!(lacking[0].why, "the kernel has no 64K pages (Linux 6.8)");
         }
-        let asked = Line::parse_from(["diagnose", "--sizes", "4K,64K"]).args;
+        let asked = Line::parse_from(["diagnose", "--pages", "4K,64K"]).args;
         let error = recipes(&asked, None, &system).unwrap_err();
-        assert!(format!("{error:#}").contains("--sizes 4K,64K"), "{error:#}");
+        assert!(format!("{error:#}").contains("--pages 4K,64K"), "{error:#}");
         let nothing = tempfile::tempdir().unwrap();
         let args = Line::parse_from(["diagnose"]).args;
         let (recipes, skipped) = recipes(&args, None, &PageSettings::at(nothing.path())).unwrap();

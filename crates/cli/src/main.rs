@@ -22,6 +22,7 @@ mod output;
 mod pagesize;
 mod pmap;
 mod ppgsz;
+mod processes;
 mod record;
 mod recorded;
 mod remote;
@@ -32,6 +33,7 @@ mod servers;
 mod trapstat;
 mod whatif;
 mod why;
+mod words;
 
 use pagetax_host::launch::libraries::{self, CarriedLibrary};
 use std::process::ExitCode;
@@ -65,8 +67,8 @@ fn check_architecture(architecture: &str) -> anyhow::Result<()> {
 
 fn main() -> ExitCode {
     libraries::carry(LIBRARIES);
-    let checked = check_architecture(std::env::consts::ARCH).and_then(|()| cli::check_spelling());
-    let result = checked.and_then(|()| match cli::parse() {
+    let words = check_architecture(std::env::consts::ARCH).and_then(|()| cli::words());
+    let result = words.and_then(|words| match cli::parse(words) {
         Ok(cli) => {
             cli.messages.apply();
             cli.command.run()

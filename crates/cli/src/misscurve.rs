@@ -16,7 +16,7 @@ Examples:
   pagetax misscurve -- sort big.txt               TLB misses for any number of entries, 4K to 1G pages
   pagetax misscurve app.ptt --csv=curve.csv       of a trace (pagetax record)
   pagetax misscurve --reach 99.9 -- ./server      which TLB would hold all but 0.1 % of accesses?
-  pagetax misscurve --sample 4096 -- ./server     by a sample of pages: faster, within a few percent";
+  pagetax misscurve --sample-pages 4096 -- ./server  by a sample of pages: faster, within a few percent";
 
 /// Show the TLB misses of a program for all TLB sizes and page sizes at once
 #[derive(Debug, clap::Args)]
@@ -35,7 +35,7 @@ pub struct Args {
     reach: f64,
 
     /// Follow only so many pages of each size, a sample; all by default, which is exact
-    #[arg(long, value_name = "PAGES", value_parser = clap::value_parser!(u64).range(64..))]
+    #[arg(long = "sample-pages", alias = "sample", value_name = "N", value_parser = clap::value_parser!(u64).range(64..))]
     sample: Option<u64>,
 
     /// Accesses of each interval that the working set is counted in

@@ -3,8 +3,9 @@
 //! Options, columns and exit codes are those of the Solaris command of that name; `--json` and
 //! `--diff` are ours. Cores are not read.
 
+use crate::exit;
 use crate::output::{self, documents::Outputs, pagemap};
-use crate::{exit, pmap::operand::Operand};
+use crate::processes::{ProcessArgs, pid};
 use anyhow::{Context, Result, bail};
 use pagetax_core::document;
 use pagetax_core::units::{Nanos, VirtAddr};
@@ -13,7 +14,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-mod operand;
+mod address;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -60,23 +61,23 @@ pub struct Args {
     long: bool,
 
     /// Accepted and without effect: looking at a process takes no hold of it here
-    #[arg(short = 'F')]
+    #[arg(short = 'F', long)]
     force: bool,
 
     /// Only these addresses (hexadecimal); without an end, the mapping that holds the first
-    #[arg(short = 'A', value_name = "START[,END]", value_parser = operand::range)]
+    #[arg(short = 'A', value_name = "START[,END]", value_parser = address::range)]
     address: Option<(VirtAddr, Option<VirtAddr>)>,
 
     #[command(flatten)]
     outputs: Outputs<PageMaps>,
 
-    /// Show changes within a time (`5s`), or between this map and another, both written by --json
+    /// Show changes within a time (`5s`), or between this map and another, both written by --json; the other
+    /// map stands in place of PID
     #[arg(long, value_name = "TIME|FILE", conflicts_with_all = ["swap", "node", "reserved"])]
     diff: Option<String>,
 
-    /// Process ids, or their folders in /proc; for --diff FILE the other file
-    #[arg(required = true, value_name = "PID")]
-    operands: Vec<String>,
+    #[command(flatten)]
+    processes: ProcessArgs,
 }
 
 /// Runs `pagetax pmap`.
@@ -94,7 +95,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
 fn show(args: &Args) -> Result<ExitCode> {
     let mut failures = 0u8;
     let mut maps = Vec::new();
-    for operand in &args.operands {
+    for operand in args.processes.all() {
         let shown = map_of(args, operand).and_then(|map| {
             if !args.outputs.takes_stdout() {
                 output::print(&render(args, &map)?)?;
@@ -118,8 +119,7 @@ fn show(args: &Args) -> Result<ExitCode> {
 }
 
 fn map_of(args: &Args, operand: &str) -> Result<PageMap> {
-    let Operand(pid) = operand.parse()?;
-    let mut map = read(pid)?;
+    let mut map = read(pid(operand)?)?;
     if let Some((start, end)) = args.address {
         match end {
             Some(end) => map.cut(start, end),
@@ -173,16 +173,16 @@ fn hints(args: &Args, map: &PageMap) {
 
 /// Runs `--diff TIME PID…`.
 fn watch(args: &Args, time: Duration) -> Result<ExitCode> {
-    let before = args.operands.iter().map(|operand| map_of(args, operand));
+    let before = args.processes.all().map(|operand| map_of(args, operand));
     let before = before.collect::<Result<Vec<_>>>()?;
     std::thread::sleep(time);
-    let after = args.operands.iter().map(|operand| map_of(args, operand));
+    let after = args.processes.all().map(|operand| map_of(args, operand));
     print_changes(args, &before, &after.collect::<Result<Vec<_>>>()?)
 }
 
 /// Runs `--diff BEFORE.json AFTER.json`.
 fn compare(args: &Args, first: &Path) -> Result<ExitCode> {
-    let [second] = args.operands.as_slice() else {
+    let [second] = args.processes.all().collect::<Vec<_>>()[..] else {
         bail!(
             "--diff {} is no time, so one other file is needed\n  remedy: pagetax pmap --diff 5s PID, \
              or --diff BEFORE.json AFTER.json",

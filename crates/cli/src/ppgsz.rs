@@ -44,10 +44,10 @@ pub struct Args {
     options: Vec<String>,
 
     /// Also where it may end badly: seccomp filters, moved copies of code and data, hugetlb heaps
-    #[arg(short = 'F')]
+    #[arg(short = 'F', long)]
     force: bool,
 
-    /// The operands are running processes: 4711 or /proc/4711
+    /// The operands are running processes: 4711, /proc/4711, or several as 4711,4712
     #[arg(short = 'p')]
     processes: bool,
 
@@ -56,7 +56,7 @@ pub struct Args {
     undo: bool,
 
     /// Keep at it: what is added, what copy-on-write made small, and forked children
-    #[arg(long)]
+    #[arg(short = 'f', long)]
     follow: bool,
 
     /// Say what would be done, and do nothing

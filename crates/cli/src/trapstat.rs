@@ -17,16 +17,22 @@ pub use args::Args;
 use args::{Choice, Operands};
 use backend::Backend;
 use pagetax_core::trapstat::Listing;
+use pagetax_host::measure::tlb_events::CountError;
 use pagetax_host::sys::signal::StopSignals;
 use pagetax_recorder::documents::Trapstat;
+use std::path::Path;
 use std::process::ExitCode;
 
 /// Runs `pagetax trapstat [INTERVAL [COUNT]] [-- COMMAND]`.
 pub fn run(mut args: Args) -> Result<ExitCode> {
     args.trap_table.refuse()?;
     args.operands = Operands::parse(&args.words)?;
-    if args.operands.trace.is_some() && (args.pid.is_some() || !args.command.is_empty()) {
+    if args.operands.trace.is_some() && (!args.pids.is_empty() || !args.command.is_empty()) {
         return Err(anyhow!("a trace, and something to run\n  remedy: leave one of them out"));
+    }
+    // Before counters are looked for, which this machine may lack.
+    if let Some(pid) = args.pids.iter().find(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
+        return Err(CountError::NoProcess(*pid).into());
     }
     args.outputs.check_writable()?;
     args.tables.check_writable()?;

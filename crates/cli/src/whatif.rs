@@ -32,7 +32,8 @@ Examples:
 #[command(before_help = EXAMPLES)]
 pub struct Args {
     /// Page sizes to predict, of heap and other private memory; hugetlb:2M is timed on pages of the pool
-    #[arg(long, value_name = "SIZE,…", value_delimiter = ',', default_value = "2M", value_parser = page_size)]
+    #[arg(long = "pages", alias = "sizes", value_name = "SIZE,…", value_delimiter = ',', default_value = "2M",
+          value_parser = page_size)]
     sizes: Vec<(PageSize, PageSizeRequest)>,
 
     /// Runs that are timed, of each size with --verify
@@ -115,7 +116,7 @@ fn recipes(args: &Args) -> Result<Vec<Recipe>> {
     let requests = args.sizes.iter().filter(|_| args.verify).map(|(_, request)| *request);
     let recipe = |request: PageSizeRequest| -> Result<Recipe> {
         let sizes = PartSizes::of(&[MemoryPart::Heap], request);
-        let mechanism = select(&sizes, &system).with_context(|| format!("--sizes {request}"))?;
+        let mechanism = select(&sizes, &system).with_context(|| format!("--pages {request}"))?;
         let unavailable = |unavailable: Unavailable| {
             let text = format!("{request}: {}\n  remedy: {}", unavailable.why, unavailable.remedy);
             exit::with(exit::UNMET, anyhow!(text))

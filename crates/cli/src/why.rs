@@ -2,9 +2,9 @@
 
 use crate::exit;
 use crate::output::{self, documents::Outputs, why};
-use anyhow::{Result, anyhow};
+use crate::processes::{ProcessArgs, pid};
+use anyhow::Result;
 use pagetax_host::pages::pagemap::PageMapError;
-use pagetax_host::pages::target::pid_of;
 use pagetax_host::pages::why::{HugePageAnswers, explain};
 use std::process::ExitCode;
 
@@ -22,28 +22,19 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(before_help = EXAMPLES)]
 pub struct Args {
-    /// The processes, separated by commas
-    #[arg(short = 'p', value_name = "PID,…", value_delimiter = ',')]
-    processes: Vec<String>,
-
     #[command(flatten)]
     outputs: Outputs<HugePageAnswers>,
 
-    /// Process ids, or their folders in /proc
-    #[arg(value_name = "PID", required_unless_present = "processes")]
-    operands: Vec<String>,
+    #[command(flatten)]
+    processes: ProcessArgs,
 }
 
 /// Runs `pagetax why`.
 pub fn run(args: Args) -> Result<ExitCode> {
     let mut document = HugePageAnswers { processes: Vec::new() };
     let mut code = exit::FINE;
-    for operand in args.processes.iter().chain(&args.operands) {
-        let answer = pid_of(operand)
-            .ok_or_else(|| {
-                anyhow!("`{operand}` is no process id\n  remedy: list processes with ps -e")
-            })
-            .and_then(|pid| Ok(explain(pid)?));
+    for operand in args.processes.all() {
+        let answer = pid(operand).and_then(|pid| Ok(explain(pid)?));
         match answer {
             Ok(answer) => document.processes.push(answer),
             Err(error) => {

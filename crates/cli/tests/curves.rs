@@ -53,17 +53,19 @@ fn bad_input_gets_a_clear_word() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
     trace(at);
-    std::fs::write(at.join("text"), "hello\n").unwrap();
+    std::fs::write(at.join("text.ptt"), "hello\n").unwrap();
+    std::fs::create_dir(at.join("folder.ptt")).unwrap();
     for (arguments, code, word) in [
         (&["misscurve"][..], 2, "nothing to look at"),
-        (&["misscurve", "text"], 2, "is no trace"),
+        (&["misscurve", "text.ptt"], 2, "is no trace"),
         (&["misscurve", "missing.ptt"], 2, "missing.ptt"),
-        (&["misscurve", "."], 2, "not a regular file"),
-        (&["whatif", "text"], 2, "is no trace"),
-        (&["whatif", "--sizes", "5K", "a.ptt"], 2, "5K"),
+        (&["misscurve", "folder.ptt"], 2, "not a regular file"),
+        (&["whatif", "text.ptt"], 2, "is no trace"),
+        (&["whatif", "--pages", "5K", "a.ptt"], 2, "5K"),
         (&["misscurve", "--pages", "5K", "a.ptt"], 2, "5K"),
         (&["misscurve", "--reach", "100", "a.ptt"], 2, "between 0 and 100"),
         (&["misscurve", "--", "no-such-program"], 127, "not found"),
+        (&["misscurve", "no-such-program"], 127, "not found"),
         (&["misscurve", "a.ptt", "--", "true"], 2, "cannot be used"),
     ] {
         let output = pagetax(arguments, at);

@@ -32,7 +32,7 @@ fn warned(diagnosis: &Diagnosis, id: &str) -> bool {
     diagnosis.warnings.iter().any(|warning| warning.id == id)
 }
 
-const TWO: &[&str] = &["--runs", "2", "--warmup", "0", "--sizes", "4K,2M"];
+const TWO: &[&str] = &["--runs", "2", "--warmup", "0", "--pages", "4K,2M"];
 const DICT: &str = "d = {i: str(i) for i in range(150000)}; print(len(d))";
 
 #[test]
@@ -100,7 +100,7 @@ fn what_cannot_be_run_says_so_as_env_does() {
         assert!(error.contains(argv) && error.contains(words), "{error}");
         assert!(output.stdout.is_empty());
     }
-    let sizes = diagnose(&["--sizes", "3M"], &["true"]);
+    let sizes = diagnose(&["--pages", "3M"], &["true"]);
     assert_eq!(sizes.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&sizes.stderr).contains("powers of two"));
     let input = diagnose(&["--input", "/nonexistent"], &["cat"]);
@@ -111,7 +111,7 @@ fn what_cannot_be_run_says_so_as_env_does() {
 fn each_run_reads_all_of_standard_input() {
     let directory = tempfile::tempdir().unwrap();
     let kept = directory.path().join("kept");
-    let options = ["--outputs", kept.to_str().unwrap()];
+    let options = ["--keep-output", kept.to_str().unwrap()];
     let args = [&["diagnose"], TWO, &options, &["--", "tr", "a-z", "A-Z"]].concat();
     let mut child = pagetax(&args).stdin(Stdio::piped()).spawn().unwrap();
     child.stdin.take().unwrap().write_all(b"hello\n").unwrap();
@@ -163,7 +163,7 @@ fn an_interruption_keeps_finished_trials_and_leaves_nothing_behind() {
     let marks = directory.path().join("marks");
     let script =
         format!("echo x >> {0}; [ $(wc -l < {0}) -le 6 ] || exec sleep 999", marks.display());
-    let args = ["diagnose", "--json", "--runs", "9", "--sizes", "4K", "--", "sh", "-c", &script];
+    let args = ["diagnose", "--json", "--runs", "9", "--pages", "4K", "--", "sh", "-c", &script];
     let mut child = pagetax(&args).env("TMPDIR", directory.path()).spawn().unwrap();
     let runs = || std::fs::read_to_string(&marks).unwrap_or_default().lines().count();
     let deadline = Instant::now() + Duration::from_secs(60);
@@ -191,7 +191,7 @@ fn changed_settings_are_put_back_also_after_an_interruption() {
         return;
     }
     let before = std::fs::read_to_string(path).unwrap();
-    let sizes = ["--sizes", "64K", "--runs", "2", "--allow-sysfs"];
+    let sizes = ["--pages", "64K", "--runs", "2", "--allow-sysfs"];
     let shell = ["sh", "-c", "cat /sys/kernel/mm/transparent_hugepage/hugepages-64kB/enabled"];
     let diagnosis = document(&diagnose(&sizes, &shell));
     assert_eq!(trial(&diagnosis, "mthp-64K").runs_ns.len(), 2);
@@ -218,7 +218,7 @@ fn diagnoses_are_compared_and_others_refused() {
     let path = |name: &str| directory.path().join(name).to_str().unwrap().to_string();
     for (name, program) in [("a", "true"), ("b", "true"), ("c", "false")] {
         let args =
-            ["--runs", "3", "--sizes", "4K", "--ignore-failure", &format!("--json={}", path(name))];
+            ["--runs", "3", "--pages", "4K", "--ignore-failure", &format!("--json={}", path(name))];
         let output = pagetax(&[&["diagnose"], &args[..], &["--", program]].concat()).output();
         assert!(output.unwrap().status.code().is_some());
     }

@@ -89,7 +89,7 @@ fn trials_of_a_set_id_program_are_skipped_for_that_reason() {
     let (own, set_id) = (copy(PAGETAX, 0o755), copy("/bin/true", 0o4755));
     let mut command = Command::new("setpriv");
     command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(own);
-    command.args(["diagnose", "--json", "--runs", "1", "--sizes", "4K,2M", "--"]).arg(set_id);
+    command.args(["diagnose", "--json", "--runs", "1", "--pages", "4K,2M", "--"]).arg(set_id);
     let output = command.current_dir("/").output().unwrap();
     let report: serde_json::Value = serde_json::from_slice(&output.stdout)
         .unwrap_or_else(|error| panic!("{error}: {}", stderr(&output)));
@@ -111,7 +111,7 @@ fn a_trial_says_what_program_cannot_have_our_library_and_nothing_else() {
     }
     for (program, reason) in programs {
         let mut command = Command::new(PAGETAX);
-        command.args(["diagnose", "--json", "--runs", "2", "--sizes", "stack=2M", "--"]);
+        command.args(["diagnose", "--json", "--runs", "2", "--pages", "stack=2M", "--"]);
         // Long enough to be looked at.
         let script = format!("{program} 0 closed wait");
         let output = command.args(script.split(' ')).output().unwrap();

@@ -118,7 +118,7 @@ fn a_pool_of_huge_pages_is_used_and_left_as_it_was() {
     let read = |path: &str| std::fs::read_to_string(path).unwrap();
     let before = [read(POOL), read(overcommit)];
     let took = |more: &[&str]| {
-        let options = ["diagnose", "--json", "--runs", "2", "--sizes", "hugetlb:2M"];
+        let options = ["diagnose", "--json", "--runs", "2", "--pages", "hugetlb:2M"];
         let program = "x = bytearray(24 << 20); x[::4096] = b'1' * len(x[::4096]); \
                        sum(x[i % len(x)] for i in range(0, 1 << 33, 4099))";
         let args = [&options[..], more, &["--", "python3", "-c", program]].concat();

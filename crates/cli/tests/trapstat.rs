@@ -469,8 +469,7 @@ fn bad_input_gets_a_clear_word() {
         (&["-e", "dtlb-miss", "--", "true"], 2, "-T splits misses"),
         (&["-r", "100", "--", "true"], 2, "trapstat 0.1"),
         (&["-C", "3-1", "--", "true"], 2, "is no list of CPUs"),
-        // Here, or of any machine without counters.
-        (&["-p", "4194304", "1", "1"], 3, "remedy: "),
+        (&["-p", "1,4194304", "1", "1"], 2, "no process 4194304"),
     ] {
         let output = trapstat(arguments, folder.path());
         let said = String::from_utf8_lossy(&output.stderr);

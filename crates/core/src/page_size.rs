@@ -2,9 +2,9 @@
 //! the request knows the part.
 //!
 //! A SIZE is `default` or `0` (the system's choice), `base`, a number such as `2M`, or `hugetlb:2M` (from a
-//! reserved pool). Numbers are those of Solaris's ppgsz and mpss.so.1: decimal, octal (`020000`) or
-//! hexadecimal (`0x2000`), with one of B K M G T in either case. Jobs, `diagnose`, `whatif`, `ppgsz`,
-//! `trapstat`, `cc` and the preload library all read page sizes here.
+//! reserved pool; `hugetlb-2M`, as the trial is called, means the same). Numbers are those of Solaris's ppgsz
+//! and mpss.so.1: decimal, octal (`020000`) or hexadecimal (`0x2000`), with one of B K M G T in either case.
+//! Jobs, `diagnose`, `whatif`, `ppgsz`, `trapstat`, `build` and the preload library all read page sizes here.
 
 use crate::units::{PageSize, UnitError};
 use serde::{Deserialize, Serialize};
@@ -99,9 +99,9 @@ impl PageSizeRequest {
 impl FromStr for PageSizeRequest {
     type Err = UnitError;
     fn from_str(text: &str) -> Result<Self, UnitError> {
-        let named = WAYS
-            .iter()
-            .find_map(|(how, word)| Some((*how, text.strip_prefix(word)?.strip_prefix(':')?)));
+        let named = WAYS.iter().find_map(|(how, word)| {
+            Some((*how, text.strip_prefix(word)?.strip_prefix([':', '-'])?))
+        });
         let (how, number) = named.unwrap_or((How::Preferred, text));
         match (text, how, page_bytes(number.as_bytes())) {
             ("default", ..) | (_, How::Preferred, Some(0)) => Ok(PageSizeRequest::Default),
@@ -340,8 +340,7 @@ mod tests {
             assert_eq!(text.parse::<PageSizeRequest>().unwrap().to_string(), text);
         }
         assert_eq!("0".parse(), Ok(PageSizeRequest::Default));
-        for bad in ["", "3M", "hugetlb:", "hugetlb:0", "hugetlb:base", "hugetlb-2M", "2MB", "real"]
-        {
+        for bad in ["", "3M", "hugetlb:", "hugetlb:0", "hugetlb:base", "hugetlb-", "2MB", "real"] {
             assert!(bad.parse::<PageSizeRequest>().is_err(), "{bad}");
         }
     }
@@ -369,10 +368,12 @@ mod tests {
             all.iter().map(PartSizes::to_string).collect()
         };
         assert_eq!(read(&["4K,hugetlb:2M"]), ["heap=4K", "heap=hugetlb:2M"]);
+        // As the trial is called.
+        assert_eq!(read(&["hugetlb-2M"]), ["heap=hugetlb:2M"]);
         assert_eq!(read(&["stack=2M,4K,text=2M"]), ["stack=2M,text=2M", "heap=4K"]);
         assert_eq!(read(&["stack=2M", "text=2M"]), ["stack=2M", "text=2M"]);
         assert!(read(&["default"])[0].contains("bss=default"));
-        for old in ["hugetlb-2M", "stack-2M", "real", "heap=4M+stack=64K"] {
+        for old in ["stack-2M", "real", "heap=4M+stack=64K"] {
             let error = PartSizes::alternatives([old], &heap).unwrap_err().to_string();
             assert!(error.contains("hugetlb:2M") && error.contains("heap=2M,stack=64K"), "{error}");
         }

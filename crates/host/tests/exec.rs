@@ -266,7 +266,12 @@ fn the_series_has_points() {
     let accesses = &report.series.columns["access_count"];
     let seen: u64 = accesses.iter().flatten().sum();
     let all = count(&report.counters, "access_count");
-    assert!(accesses.iter().all(|n| n.is_some_and(|n| n > 0)) && seen <= all, "{accesses:?}");
+    // A busy machine may leave the job out of a whole interval: that is 0, and not missing.
+    let (known, worked) = (
+        accesses.iter().all(Option::is_some),
+        accesses.iter().filter(|n| n.is_some_and(|n| n > 0)),
+    );
+    assert!(known && worked.count() >= 2 && seen <= all, "{accesses:?}");
     assert!(seen > all / 2, "points are of their own intervals: {seen} of {all}");
 }
 

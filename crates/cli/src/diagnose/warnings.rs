@@ -39,7 +39,7 @@ pub fn of(
         all.push(warning(
             "output_differs",
             format!("the command printed something else under {}", names.join(", ")),
-            "keep the outputs with --outputs DIR and compare them before trusting the times",
+            "keep the outputs with --keep-output DIR and compare them before trusting the times",
         ));
     }
     all.extend(of_runs(&rounds.finished.iter().flatten().collect::<Vec<_>>()));
@@ -79,7 +79,7 @@ fn ends_differently(diagnosis: &Diagnosis) -> impl Fn(&Trial) -> Option<Warning>
             warning(
                 "exit_differs",
                 format!("a run under `{}` ended with {}, not {usual}", trial.name, trial.exit),
-                "keep the outputs with --outputs DIR and see what went wrong",
+                "keep the outputs with --keep-output DIR and see what went wrong",
             )
         })
     }

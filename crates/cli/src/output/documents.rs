@@ -7,7 +7,7 @@
 pub mod csv;
 
 use super::{check_writable, misscurve, print, reproduction, write_file};
-use anyhow::{Result, anyhow};
+use anyhow::Result;
 use clap::{Arg, ArgMatches, Command};
 use pagetax_core::calibration::Calibration;
 use pagetax_core::catalog::{JobCatalog, MachineCatalog};
@@ -167,102 +167,5 @@ impl<D: Output> clap::FromArgMatches for Outputs<D> {
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
         *self = Self::from_arg_matches(matches)?;
         Ok(())
-    }
-}
-
-/// Refuses a file name as a word of its own after an option that takes it after `=`.
-///
-/// Before the first release `--json FILE` was the spelling; without this check the file would become an
-/// operand. Words after `--`, and those of a command that needs no `--` before it, are the command's own.
-///
-/// # Errors
-/// Shows the new spelling.
-pub fn check_spelling(cli: &Command, words: &[String]) -> Result<()> {
-    let Some(at) = subcommand_at(words) else { return Ok(()) };
-    let Some(command) = cli.find_subcommand(&words[at]) else { return Ok(()) };
-    let mut words = words[at + 1..].iter();
-    let wraps = command.get_positionals().any(Arg::is_trailing_var_arg_set);
-    while let Some(word) = words.next().filter(|word| *word != "--") {
-        let Some(option) = option(command, word) else {
-            if wraps && !word.starts_with('-') {
-                break;
-            }
-            continue;
-        };
-        if !option.get_action().takes_values() || word.contains('=') {
-            continue;
-        }
-        if !option.is_require_equals_set() {
-            words.next();
-            continue;
-        }
-        let file = words.as_slice().first().filter(|file| {
-            [".json", ".csv", ".md"].iter().any(|extension| file.ends_with(extension))
-        });
-        if let Some(file) = file {
-            return Err(anyhow!(
-                "`{file}` is a word of its own, not the file of {word}\n  remedy: write {word}={file}"
-            ));
-        }
-    }
-    Ok(())
-}
-
-/// Returns the index of the subcommand in a command line: the first word that belongs to no global option.
-pub fn subcommand_at(words: &[String]) -> Option<usize> {
-    let mut is_value = false;
-    words.iter().enumerate().skip(1).find_map(|(at, word)| {
-        let found = !is_value && !word.starts_with('-');
-        is_value = word == "--color";
-        found.then_some(at)
-    })
-}
-
-/// Returns the option that a word names, if it names one. Of short options in one word it is the last.
-fn option<'a>(command: &'a Command, word: &str) -> Option<&'a Arg> {
-    let long = word.strip_prefix("--").map(|word| word.split('=').next().unwrap_or(word));
-    let short =
-        word.strip_prefix('-').filter(|_| long.is_none()).and_then(|word| word.chars().last());
-    command.get_arguments().find(|arg| match long {
-        Some(long) => arg.get_long() == Some(long),
-        None => short.is_some() && arg.get_short() == short,
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_file_after_a_bare_option_is_refused_with_the_new_spelling() {
-        let cli = crate::cli::command();
-        let refused = |line: &str| {
-            let words: Vec<String> = line.split(' ').map(String::from).collect();
-            check_spelling(&cli, &words).map_err(|error| error.to_string()).err()
-        };
-        for (line, spelling) in [
-            ("pagetax run vmtest --json out.json", "write --json=out.json"),
-            ("pagetax run --csv a.csv vmtest", "write --csv=a.csv"),
-            ("pagetax compare --json a.json b.json", "write --json=a.json"),
-            ("pagetax reproduce --markdown docs/v.md", "write --markdown=docs/v.md"),
-            ("pagetax ppgsz -o heap=2M --json out.json ./server", "write --json=out.json"),
-            ("pagetax -q --color never run vmtest --json out.json", "write --json=out.json"),
-        ] {
-            assert!(refused(line).is_some_and(|why| why.contains(spelling)), "{line}");
-        }
-        for line in [
-            "pagetax",
-            "pagetax run vmtest --json",
-            "pagetax run --json vmtest",
-            "pagetax run vmtest --json=out.json",
-            "pagetax compare a.json b.json --json",
-            "pagetax pmap --json 1234",
-            "pagetax pmap --json --diff a.json b.json",
-            "pagetax diagnose --json -- server.json",
-            "pagetax diagnose -- jq --json out.json",
-            "pagetax ppgsz -o heap=2M jq --json out.json",
-        ] {
-            assert_eq!(refused(line), None, "{line}");
-        }
     }
 }

@@ -33,11 +33,13 @@ pub fn run(args: &Args, advice: &PartSizes, system: &PageSettings) -> Result<Exi
     launch::sizes_are_on(advice, system)?;
     let _signals = StopSignals::watch()?;
     let (mut processes, mut is_undone) = (Vec::new(), true);
-    for operand in &args.operands {
+    let words = args.operands.iter().map(|operand| operand.to_string_lossy());
+    let operands: Vec<String> =
+        words.flat_map(|word| word.split(',').map(String::from).collect::<Vec<_>>()).collect();
+    for operand in operands {
         if asked_to_stop() {
             break;
         }
-        let operand = operand.to_string_lossy().into_owned();
         let pid = pid_of(&operand);
         let done = pid.ok_or(Refusal::Gone).and_then(|pid| change_one(args, advice, system, pid));
         match done {

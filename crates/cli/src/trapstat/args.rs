@@ -5,8 +5,10 @@ use crate::exit;
 use crate::output::documents::Outputs;
 use crate::output::tables::TablesArgs;
 use crate::output::trapstat::Form;
+use crate::processes::pid;
 use crate::recorded::EngineChoice;
 use anyhow::{Result, anyhow};
+use pagetax_core::units::Nanos;
 use pagetax_host::procfs::CpuList;
 use pagetax_recorder::documents::Trapstat;
 use std::ffi::OsString;
@@ -56,9 +58,9 @@ pub struct Args {
     #[arg(short = 'c', visible_short_alias = 'C', value_name = "CPUS")]
     pub(super) cpus: Option<CpuList>,
 
-    /// Observe a running process (backends perf and ibs)
-    #[arg(short = 'p', value_name = "PID")]
-    pub(super) pid: Option<u32>,
+    /// Observe running processes (backends perf and ibs)
+    #[arg(short = 'p', value_name = "PID,…", value_delimiter = ',', value_parser = pid)]
+    pub(super) pids: Vec<u32>,
 
     /// Follow children, and what they execute
     #[arg(short = 'f', long)]
@@ -101,8 +103,8 @@ pub struct Args {
     #[command(flatten)]
     pub(super) outputs: Outputs<Trapstat>,
 
-    /// A trace in place of a command; seconds of each listing, of the simulated machine with the record
-    /// backend; how many listings
+    /// A trace in place of a command; the interval of listings, in seconds or with a unit (with the record
+    /// backend, of the simulated machine); how many listings
     #[arg(value_name = "[TRACE] [INTERVAL [COUNT]]", num_args = 0..=3)]
     pub(super) words: Vec<String>,
 
@@ -125,19 +127,21 @@ pub(super) struct Operands {
     pub(super) count: Option<u64>,
 }
 
+/// Parses an interval: seconds, or a time with its unit.
+fn seconds(word: &str) -> Option<f64> {
+    word.parse().ok().or_else(|| Some(word.parse::<Nanos>().ok()?.0 as f64 / 1e9))
+}
+
 impl Operands {
     pub(super) fn parse(words: &[String]) -> Result<Operands> {
-        let is_number = |word: &&String| word.parse::<f64>().is_ok();
-        let trace = words.first().filter(|word| !is_number(word)).map(PathBuf::from);
+        let trace = words.first().filter(|word| seconds(word).is_none()).map(PathBuf::from);
         let numbers = &words[usize::from(trace.is_some())..];
-        let remedy =
-            "remedy: [TRACE] [INTERVAL [COUNT]], as in app.ptt 0.5 10; a command goes after --";
-        let wrong = |word: &String, what| anyhow!("`{word}` is no {what}\n  {remedy}");
-        let interval =
-            numbers.first().map(|word| word.parse().map_err(|_| wrong(word, "interval")));
+        let hint = "hint: [TRACE] [INTERVAL [COUNT]], as in app.ptt 0.5 10";
+        let wrong = |word: &String, what| anyhow!("`{word}` is no {what}\n  {hint}");
+        let interval = numbers.first().map(|word| seconds(word).ok_or(wrong(word, "interval")));
         let count = numbers.get(1).map(|word| word.parse().map_err(|_| wrong(word, "count")));
         match numbers.get(2) {
-            Some(word) => Err(anyhow!("`{word}` is one word too many\n  {remedy}")),
+            Some(word) => Err(anyhow!("`{word}` is one word too many\n  {hint}")),
             None => {
                 Ok(Operands { trace, interval: interval.transpose()?, count: count.transpose()? })
             }
@@ -183,6 +187,7 @@ mod tests {
         assert_eq!(parse(&[]).unwrap(), Operands::default());
         let all = parse(&["a.ptt", "0.5", "3"]).unwrap();
         assert_eq!(all, Operands { trace, interval: Some(0.5), count: Some(3) });
+        assert_eq!(parse(&["500ms"]).unwrap().interval, Some(0.5));
         let numbers = parse(&["1", "10"]).unwrap();
         assert_eq!((numbers.trace, numbers.interval, numbers.count), (None, Some(1.0), Some(10)));
         for wrong in [&["a.ptt", "b"][..], &["1", "x"], &["1", "2", "3"], &["a", "1", "1.5"]] {

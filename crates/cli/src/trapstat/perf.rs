@@ -124,10 +124,10 @@ fn no_trace(args: &Args) -> Result<()> {
 }
 
 fn target(args: &Args) -> CountTarget {
-    match (args.pid, args.command.is_empty()) {
-        (Some(pid), _) => CountTarget::Process(pid),
-        (None, false) => CountTarget::NextCommand,
-        (None, true) => CountTarget::Cpus(args.cpus.as_ref().map(|cpus| cpus.numbers())),
+    match (args.pids.is_empty(), args.command.is_empty()) {
+        (false, _) => CountTarget::Processes(args.pids.clone()),
+        (true, false) => CountTarget::NextCommand,
+        (true, true) => CountTarget::Cpus(args.cpus.as_ref().map(|cpus| cpus.numbers())),
     }
 }
 
@@ -177,7 +177,7 @@ impl Backend for Perf {
 /// Starts the command, if there is one. Its counters are open already, and begin at its exec.
 fn spawn(args: &Args) -> Result<Option<(Child, PassedOn)>> {
     let Some((program, arguments)) = args.command.split_first() else { return Ok(None) };
-    if args.pid.is_some() {
+    if !args.pids.is_empty() {
         return Err(anyhow!("a command and -p at once\n  remedy: leave one of them out"));
     }
     let mut launcher = Launcher::new(program);

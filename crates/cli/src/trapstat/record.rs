@@ -59,7 +59,7 @@ impl AccessSource {
 impl Record {
     /// Prepares all that can fail before the program starts. `why`: why no other backend.
     pub fn new(args: &Args, why: String) -> Result<Record> {
-        if args.pid.is_some() {
+        if !args.pids.is_empty() {
             let what = "the record backend runs commands; it cannot look into a running process";
             return Err(unmet(format!("{what}\n  remedy: name the command, after --")));
         }

@@ -75,7 +75,7 @@ fn walk_counters(tid: u32, begin: Begin) -> Result<(Family, Counters), String> {
         return Err(format!("{} counts walks, not their time", family.name));
     }
     let target = match begin {
-        Begin::Now => CountTarget::Process(tid),
+        Begin::Now => CountTarget::Processes(vec![tid]),
         Begin::AtExec => CountTarget::NextCommand,
     };
     let counters = Counters::open(&family, &target).map_err(|error| error.to_string())?;

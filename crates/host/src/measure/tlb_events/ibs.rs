@@ -227,7 +227,7 @@ impl Sampler {
 fn places(target: &CountTarget) -> Result<Vec<(u32, i32)>, CountError> {
     let (cpus, tasks) = match target {
         CountTarget::Cpus(cpus) => (cpus_of(cpus.as_ref())?, vec![-1]),
-        CountTarget::Process(pid) => (cpus_of(None)?, tasks(*pid)?),
+        CountTarget::Processes(pids) => (cpus_of(None)?, tasks(pids)?),
         CountTarget::NextCommand => (cpus_of(None)?, vec![0]),
     };
     Ok(tasks.iter().flat_map(|task| cpus.iter().map(|cpu| (*cpu, *task))).collect())

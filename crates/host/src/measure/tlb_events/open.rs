@@ -16,8 +16,8 @@ const CPU_CYCLES: u32 = 0;
 pub enum CountTarget {
     /// All tasks on these CPUs; `None` means all online CPUs.
     Cpus(Option<Vec<u32>>),
-    /// All threads of a process, and the tasks that they start.
-    Process(u32),
+    /// All threads of these processes, and the tasks that they start.
+    Processes(Vec<u32>),
     /// The next command that the calling thread starts, from its exec on.
     NextCommand,
 }
@@ -87,7 +87,9 @@ impl Counters {
             CountTarget::Cpus(cpus) => {
                 cpus_of(cpus.as_ref())?.into_iter().map(|cpu| (cpu, -1, cpu as i32)).collect()
             }
-            CountTarget::Process(pid) => tasks(*pid)?.into_iter().map(|tid| (0, tid, -1)).collect(),
+            CountTarget::Processes(pids) => {
+                tasks(pids)?.into_iter().map(|tid| (0, tid, -1)).collect()
+            }
             CountTarget::NextCommand => vec![(0, 0, -1)],
         };
         let mut groups = Vec::new();
@@ -169,10 +171,16 @@ pub(super) fn cpus_of(cpus: Option<&Vec<u32>>) -> Result<Vec<u32>, CountError> {
 }
 
 /// Returns the threads of a process.
-pub(super) fn tasks(pid: u32) -> Result<Vec<i32>, CountError> {
-    let entries = std::fs::read_dir(format!("/proc/{pid}/task"));
-    let entries = entries.map_err(|_| CountError::NoProcess(pid))?;
-    Ok(entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
+pub(super) fn tasks(pids: &[u32]) -> Result<Vec<i32>, CountError> {
+    let mut tasks = Vec::new();
+    for pid in pids {
+        let entries = std::fs::read_dir(format!("/proc/{pid}/task"));
+        let entries = entries.map_err(|_| CountError::NoProcess(*pid))?;
+        tasks.extend(
+            entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok()),
+        );
+    }
+    Ok(tasks)
 }
 
 /// Opens the events of one CPU or task. A CPU may lack an event, but without cycles there is no PMU.

@@ -1,25 +1,7 @@
-//! What `pagetax pmap` is given: processes and addresses.
+//! Ranges of addresses, as `pagetax pmap -A` is given them.
 
 use anyhow::{Result, anyhow, bail};
 use pagetax_core::units::VirtAddr;
-use std::str::FromStr;
-
-/// A process, by id or by its folder in /proc.
-pub struct Operand(pub u32);
-
-impl FromStr for Operand {
-    type Err = anyhow::Error;
-    fn from_str(text: &str) -> Result<Operand> {
-        let id = text.strip_prefix("/proc/").unwrap_or(text).trim_end_matches('/');
-        if let Ok(pid) = id.parse() {
-            return Ok(Operand(pid));
-        }
-        if std::path::Path::new(text).is_file() {
-            bail!("{text} is a file; core files are not read\n  remedy: name a process: ps -e");
-        }
-        bail!("`{text}` is no process id\n  remedy: list processes with ps -e")
-    }
-}
 
 /// Parses `START[,END]`, hexadecimal with or without 0x.
 pub fn range(text: &str) -> Result<(VirtAddr, Option<VirtAddr>)> {
@@ -40,16 +22,6 @@ pub fn range(text: &str) -> Result<(VirtAddr, Option<VirtAddr>)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn processes() {
-        let pid = |text: &str| text.parse::<Operand>().map(|operand| operand.0);
-        assert_eq!(pid("12").unwrap(), 12);
-        assert_eq!(pid("/proc/12/").unwrap(), 12);
-        for bad in ["", "-1", "x", "/proc/", "/etc/passwd", "99999999999"] {
-            assert!(format!("{:#}", pid(bad).unwrap_err()).contains("remedy"), "{bad}");
-        }
-    }
 
     #[test]
     fn addresses() {
