@@ -6,7 +6,7 @@
 mod basis;
 mod tax;
 
-pub use basis::{BUSY_SHARE, Basis, Occupation};
+pub use basis::{BUSY_SHARE, Basis, Occupation, queued};
 pub use tax::{TAX_DISAGREES, tax_disagreement};
 
 use crate::budget::Budget;

@@ -1,8 +1,7 @@
 //! Warnings about a diagnosis, each with a hint.
 
 use super::scratch::{Hashes, Scratch};
-use pagetax_core::cause::Account;
-use pagetax_core::diagnosis::{AS_IS, BUSY_SHARE, CHECK, Diagnosis, Trial, tax_disagreement};
+use pagetax_core::diagnosis::{AS_IS, CHECK, Diagnosis, Trial, queued, tax_disagreement};
 use pagetax_core::report::Warning;
 use pagetax_core::stats::outliers;
 use pagetax_core::units::Nanos;
@@ -132,20 +131,13 @@ fn differs_from_itself(check: &Trial) -> Option<Warning> {
 
 /// Warns if the command's tasks waited for CPUs that other programs had.
 fn busy(diagnosis: &Diagnosis) -> Option<Warning> {
-    let budget = diagnosis.budget.as_ref()?;
-    let queued_ns = budget.row("run_queue")?.ns?;
-    (queued_ns as f64 > BUSY_SHARE * budget.total_ns(Account::Wall) as f64).then(|| {
-        warning(
-            "busy_machine",
-            format!(
-                "the command waited {} of {} for a CPU: something else runs on this machine{}",
-                Nanos(queued_ns),
-                Nanos(budget.total_ns(Account::Wall)),
-                if diagnosis.basis.is_elapsed() { "" } else { ", so trials compare CPU time" }
-            ),
-            "stop it, or give more --runs; the intervals are as wide as the disturbance",
-        )
-    })
+    let waited = queued(diagnosis.budget.as_ref()?)?;
+    let basis = if diagnosis.basis.is_elapsed() { "" } else { ", so trials compare CPU time" };
+    Some(warning(
+        "busy_machine",
+        format!("the command waited {waited}{basis}"),
+        "stop it, or give more --runs; the intervals are as wide as the disturbance",
+    ))
 }
 
 fn of_runs(runs: &[&Finished]) -> Vec<Warning> {

@@ -9,6 +9,10 @@ use pagetax_core::cause::Account;
 use pagetax_core::counter::Unit;
 
 const BAR_CELLS: f64 = 24.0;
+/// Narrower terminals have no room for bars.
+const COLUMNS_WITH_BARS: u16 = 120;
+/// The reason of the row above.
+const DITTO: &str = "″";
 
 /// One of a budget's two ledgers, as renderers want it.
 pub struct LedgerView<'a> {
@@ -90,6 +94,11 @@ pub fn tax(budget: &Budget) -> Option<String> {
 fn ledger(view: &LedgerView) -> String {
     let LedgerView { account, title, rows, total_ns, unexplained_ns } = *view;
     let mut cells: Vec<Vec<String>> = rows.iter().map(|row| time_row(row, total_ns)).collect();
+    for at in
+        (1..rows.len()).filter(|at| rows[*at].how.len() > 1 && rows[*at].how == rows[at - 1].how)
+    {
+        cells[at][6] = DITTO.into();
+    }
     cells.push(vec![
         "unexplained".into(),
         text::signed_ns(unexplained_ns),
@@ -101,7 +110,11 @@ fn ledger(view: &LedgerView) -> String {
     ]);
     let total = text::value(Unit::Ns, total_ns);
     let mut out = text::heading(&format!("{title} {total}"));
-    let headings = ["", "time", "share", "", "low – high", "provenance", "how"];
+    let mut headings = vec!["", "time", "share", "", "low – high", "provenance", "how"];
+    if text::terminal_columns().is_some_and(|columns| columns < COLUMNS_WITH_BARS) {
+        headings.remove(3);
+        cells.iter_mut().for_each(|row| drop(row.remove(3)));
+    }
     out += &text::table(&headings, &[1, 2], cells);
     let known = account.causes().filter(|cause| !cause.needs_network).map(|cause| cause.id);
     let absent: Vec<_> = known.filter(|id| rows.iter().all(|r| r.id != *id)).collect();

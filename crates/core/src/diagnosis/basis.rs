@@ -1,7 +1,10 @@
 //! The time of a run that trials are compared by.
 
 use super::Trial;
+use crate::budget::Budget;
+use crate::cause::Account;
 use crate::stats::median;
+use crate::units::Nanos;
 use serde::{Deserialize, Serialize};
 
 /// The share of elapsed time from which on a wait counts. A machine is busy if a command waits so long for a
@@ -87,11 +90,21 @@ impl Basis {
     }
 }
 
+/// Describes the wait of a whole program for CPUs; none up to [`BUSY_SHARE`] of the elapsed time.
+pub fn queued(budget: &Budget) -> Option<String> {
+    let (queued_ns, wall_ns) = (budget.row("run_queue")?.ns?, budget.total_ns(Account::Wall));
+    let is_busy = queued_ns as f64 > BUSY_SHARE * wall_ns as f64;
+    let (queued, wall) = (Nanos(queued_ns), Nanos(wall_ns));
+    is_busy.then(|| format!("{queued} of {wall} for a CPU: something else runs on this machine"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::tests::trial;
     use super::super::{AS_IS, compare_trials};
     use super::*;
+    use crate::budget::Ledger;
+    use crate::counter::Reading;
     use crate::sequential::Stopping;
 
     #[test]
@@ -107,6 +120,18 @@ mod tests {
             assert_eq!(seen.basis(), basis, "{seen:?}");
         }
         assert_eq!(Occupation::default().basis(), Basis::Elapsed);
+    }
+
+    #[test]
+    fn a_wait_for_a_cpu_is_described_from_a_share_on() {
+        let waited = |queued_ns| {
+            let mut wall = Ledger::new(Account::Wall, 1_000_000);
+            wall.row("run_queue", Reading::Measured(queued_ns), "schedstat");
+            queued(&Budget::new(Ledger::new(Account::Cpu, 0), wall, Vec::new()))
+        };
+        assert_eq!(waited(50_000), None);
+        let text = waited(60_000).unwrap();
+        assert!(text.starts_with("60.0 µs of 1.00 ms for a CPU"), "{text}");
     }
 
     #[test]

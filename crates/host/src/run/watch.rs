@@ -7,6 +7,7 @@ use crate::measure::budget::{Paging, Totals, Translation, Watched, budget};
 use crate::measure::calibrate::cached;
 use crate::procfs::{Root, SystemSnapshot, process_memory};
 use pagetax_core::counter::{Provenance, Reading};
+use pagetax_core::diagnosis::queued;
 use pagetax_core::machine::Sink;
 use pagetax_core::network_memory::PagerCounts;
 use pagetax_core::plan::{ClientKind, Op, Phase, Plan};
@@ -221,7 +222,12 @@ impl<'a> Watcher<'a> {
         });
         let totals = Totals { paging, ..figures.totals() };
         let calibration = calibration.as_ref().ok();
-        self.out.budget(budget(&totals, &watched.profile, &translation, calibration));
+        let budget = budget(&totals, &watched.profile, &translation, calibration);
+        if let Some(waited) = queued(&budget) {
+            let text = format!("the job waited {waited}");
+            self.warn("busy_machine", &text, "stop it; elapsed times have its share in them");
+        }
+        self.out.budget(budget);
     }
 
     fn warn(&mut self, id: &str, text: &str, remedy: &str) {
