@@ -88,8 +88,7 @@ struct Sizes {
 /// Runs `pagetax build -- COMPILER ARGS…`.
 pub fn run(args: Args) -> Result<ExitCode> {
     let mut words = args.command.into_iter();
-    let compiler =
-        words.next().context("no compiler\n  remedy: name one: pagetax build -- cc …")?;
+    let compiler = words.next().context("no compiler\n  hint: name one: pagetax build -- cc …")?;
     let (sizes, mut rest) = split(words)?;
     let language = Language::of(&compiler);
     // Kept until the compiler is done.
@@ -113,7 +112,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
             _ => exit::NOT_EXECUTABLE,
         };
         let remedy = "name an installed compiler: pagetax build -- cc …";
-        exit::with(code, anyhow!("cannot run {}: {error}\n  remedy: {remedy}", compiler.display()))
+        exit::with(code, anyhow!("cannot run {}: {error}\n  hint: {remedy}", compiler.display()))
     })?;
     Ok(u8::try_from(status.code().unwrap_or(125)).unwrap_or(exit::WRAPPER_FAILED).into())
 }
@@ -131,7 +130,7 @@ fn split(args: impl Iterator<Item = OsString>) -> Result<(Sizes, Vec<OsString>)>
             Some(("_heap", size)) => sizes.heap = bytes(size)?,
             Some(("_stack", size)) => sizes.stack = bytes(size)?,
             _ => bail!(
-                "{} is no option\n  remedy: -xpagesize=SIZE, -xpagesize_heap=SIZE or \
+                "{} is no option\n  hint: -xpagesize=SIZE, -xpagesize_heap=SIZE or \
                  -xpagesize_stack=SIZE",
                 arg.display()
             ),
@@ -144,7 +143,7 @@ fn bytes(size: &str) -> Result<u64> {
     let request: PageSizeRequest = size.parse()?;
     if request.hugetlb().is_some() {
         bail!(
-            "{size}: a program takes no pages of a pool\n  remedy: pagetax ppgsz -F -o heap={size}"
+            "{size}: a program takes no pages of a pool\n  hint: pagetax ppgsz -F -o heap={size}"
         );
     }
     let base = PageSize::new(rustix::param::page_size() as u64)?;
@@ -193,7 +192,7 @@ fn objects(cc: &OsStr, sizes: Sizes, directory: &Path) -> Result<[PathBuf; 2]> {
 
 fn tool(program: &OsStr, args: &[&OsStr]) -> Result<()> {
     let output = Command::new(program).args(args).output().with_context(|| {
-        format!("cannot run {}\n  remedy: install a C compiler and binutils", program.display())
+        format!("cannot run {}\n  hint: install a C compiler and binutils", program.display())
     })?;
     if !output.status.success() {
         let errors = String::from_utf8_lossy(&output.stderr);
@@ -222,7 +221,7 @@ mod tests {
     #[test]
     fn mistakes_have_a_remedy() {
         for bad in ["-xpagesize", "-xpagesize_text=2M", "-xpagesizes=2M"] {
-            assert!(split_text(bad).unwrap_err().to_string().contains("remedy"), "{bad}");
+            assert!(split_text(bad).unwrap_err().to_string().contains("hint:"), "{bad}");
         }
         assert!(split_text("-xpagesize=3M").is_err());
     }

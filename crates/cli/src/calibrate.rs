@@ -44,7 +44,7 @@ pub struct Args {
 
 /// Runs `pagetax calibrate`.
 pub fn run(args: Args) -> Result<ExitCode> {
-    let remedy = "\n  remedy: see `pagetax doctor` for what this machine allows";
+    let remedy = "\n  hint: see `pagetax doctor` for what this machine allows";
     let unmet = |error: anyhow::Error| exit::with(exit::UNMET, error);
     let path = cache_path().map_err(|error| unmet(error.into()))?;
     // From here on Ctrl-C ends the measurement, not us, so that settings are put back.
@@ -61,7 +61,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         .with_context(|| format!("cannot calibrate this machine{remedy}"))
         .map_err(unmet)?;
     save(&calibration, &path)
-        .context("the calibration was measured, but is lost\n  remedy: free the folder it goes to")
+        .context("the calibration was measured, but is lost\n  hint: free the folder it goes to")
         .map_err(unmet)?;
     args.outputs.print(&calibration, render)?;
     if !args.outputs.is_wanted() {

@@ -1,6 +1,6 @@
 //! The command line as a whole: which subcommands there are, and who runs them.
 
-use crate::output::{Color, Messages};
+use crate::output::{self, Color, Messages};
 use crate::{
     build, calibrate, compare, diagnose, doctor, exit, jobs, machines, manual, misscurve, pagesize,
     pmap, ppgsz, record, remote, reproduce, run, serve, servers, trapstat, whatif, why, words,
@@ -158,13 +158,23 @@ fn is_wrapper() -> bool {
 pub fn refuse(error: &clap::Error) -> ExitCode {
     // clap prints help, too, before it knows the other options.
     color_of(&words::words()).unwrap_or(Color::Auto).apply();
-    // With stderr gone there is nobody left to tell; the exit code still speaks.
-    let _ = error.print();
+    match error.use_stderr() {
+        true => output::say(&in_our_style(&error.render().ansi().to_string())),
+        // With stdout gone there is nobody left to tell.
+        false => drop(error.print()),
+    }
     match (error.use_stderr(), is_wrapper()) {
         (false, _) => exit::FINE.into(),
         (true, false) => exit::BAD_INPUT.into(),
         (true, true) => exit::WRAPPER_FAILED.into(),
     }
+}
+
+/// Rewrites a message of clap: its tips are hints, and its general advice stands only where it has none.
+fn in_our_style(message: &str) -> String {
+    let own = message.find("For more information").map_or(message, |at| &message[..at]);
+    let own = own.trim_end().replace("tip:", "hint:");
+    if own.contains("hint:") { own } else { own + "\n\n  hint: --help explains the command line" }
 }
 
 #[cfg(test)]

@@ -37,7 +37,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let comparison = compare(&read(&args.first)?, &read(&args.second)?);
     if !comparison.incomparable.is_empty() && !args.force {
         bail!(
-            "these reports should not be compared; they differ in\n  {}\n  remedy: compare reports \
+            "these reports should not be compared; they differ in\n  {}\n  hint: compare reports \
              of the same job on the same machine, or add --force to have it labelled",
             comparison.incomparable.join("\n  ")
         );

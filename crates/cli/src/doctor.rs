@@ -47,7 +47,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
 /// Says of each setting what became of it.
 fn repair() -> Result<()> {
     const FAILED: &str =
-        "cannot put settings back\n  remedy: run it as the user of the killed command";
+        "cannot put settings back\n  hint: run it as the user of the killed command";
     let repaired = Journal::host().and_then(|journal| journal.repair()).context(FAILED)?;
     for (Record { path, before, value, .. }, outcome) in repaired {
         output::note(&match outcome {

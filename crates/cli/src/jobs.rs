@@ -57,7 +57,7 @@ pub fn load(name: &str) -> Result<Job> {
             Some(near) => format!("did you mean `{near}`?"),
             None => "`pagetax jobs` lists them; a job file ends in .toml".into(),
         };
-        bail!("no built-in job is called `{name}`\n  remedy: {remedy}");
+        bail!("no built-in job is called `{name}`\n  hint: {remedy}");
     }
     output::detail(|| format!("job {name}: the file {}", path.display()));
     if is_trace(path) {
@@ -79,12 +79,12 @@ fn of_trace(path: &Path) -> Result<Job> {
 fn read(path: &Path) -> Result<String> {
     let cannot = || {
         let remedy = "check the path, or choose a built-in job from `pagetax jobs`";
-        format!("cannot read the job file {}\n  remedy: {remedy}", path.display())
+        format!("cannot read the job file {}\n  hint: {remedy}", path.display())
     };
     let meta = std::fs::metadata(path).with_context(cannot)?;
     if !meta.is_file() || meta.len() > JOB_BYTES_MAX {
         bail!(
-            "{} is no job file: it is {}\n  remedy: name a TOML file; `pagetax jobs vmtest` \
+            "{} is no job file: it is {}\n  hint: name a TOML file; `pagetax jobs vmtest` \
              prints one",
             path.display(),
             if meta.is_file() { "larger than 1M" } else { "not a regular file" }

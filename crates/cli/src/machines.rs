@@ -133,7 +133,7 @@ fn unknown(name: &str) -> anyhow::Error {
         Some(near) => format!("did you mean `{near}`?"),
         None => "`pagetax machines` lists them".into(),
     };
-    anyhow!("no machine is called `{name}`\n  remedy: {remedy}")
+    anyhow!("no machine is called `{name}`\n  hint: {remedy}")
 }
 
 fn catalog() -> MachineCatalog {

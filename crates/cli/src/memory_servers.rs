@@ -121,7 +121,7 @@ impl CopiesArgs {
         if named.is_empty() && !discover {
             if self.copies > 1 {
                 return Err(anyhow!(
-                    "copies are kept on servers, and none is given\n  remedy: add --servers or --discover"
+                    "copies are kept on servers, and none is given\n  hint: add --servers or --discover"
                 ));
             }
             return Ok(None);

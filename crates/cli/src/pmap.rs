@@ -184,7 +184,7 @@ fn watch(args: &Args, time: Duration) -> Result<ExitCode> {
 fn compare(args: &Args, first: &Path) -> Result<ExitCode> {
     let [second] = args.processes.all().collect::<Vec<_>>()[..] else {
         bail!(
-            "--diff {} is no time, so one other file is needed\n  remedy: pagetax pmap --diff 5s PID, \
+            "--diff {} is no time, so one other file is needed\n  hint: pagetax pmap --diff 5s PID, \
              or --diff BEFORE.json AFTER.json",
             first.display()
         );
@@ -192,7 +192,7 @@ fn compare(args: &Args, first: &Path) -> Result<ExitCode> {
     let (before, after) = (load(first)?, load(Path::new(second))?);
     if before.maps.len() != after.maps.len() {
         bail!(
-            "the files hold {} and {} processes\n  remedy: write both with the same process ids",
+            "the files hold {} and {} processes\n  hint: write both with the same process ids",
             before.maps.len(),
             after.maps.len()
         );

@@ -51,11 +51,11 @@ pub fn run(args: Args) -> Result<ExitCode> {
         (Some(output), None, _) => record(&args.source.command()?, output)?,
         (Some(_), Some(_), None) => {
             bail!(
-                "a trace has been recorded already\n  remedy: drop -o, or say --import FORMAT if the \
+                "a trace has been recorded already\n  hint: drop -o, or say --import FORMAT if the \
                  file is of another tool"
             )
         }
-        (None, ..) => bail!("nowhere to write to\n  remedy: name a file: -o FILE.ptt"),
+        (None, ..) => bail!("nowhere to write to\n  hint: name a file: -o FILE.ptt"),
     };
     Ok(code.into())
 }

@@ -85,14 +85,14 @@ impl Source {
                 Ok(Recorded::Live(Box::new(EngineCommand { stdout_to_stderr, ..command })))
             }
             (None, None) => {
-                bail!("nothing to look at\n  remedy: name a command after --, or a trace")
+                bail!("nothing to look at\n  hint: name a command after --, or a trace")
             }
         }
     }
 
     /// Prepares the command, for subcommands that take no trace.
     pub fn command(&self) -> Result<EngineCommand> {
-        let name = self.command.first().context("no command\n  remedy: name one after --")?;
+        let name = self.command.first().context("no command\n  hint: name one after --")?;
         let (engine, program) = engine_for(name, self.engine, self.follow, false)?;
         let (argv, follow) = (self.command.clone(), self.follow);
         Ok(EngineCommand { engine, program, argv, follow, stdout_to_stderr: false })
@@ -118,12 +118,12 @@ pub fn engine_for(
     if engine.kind == EngineKind::Native && !sample {
         let what = "the native engine records samples only";
         return Err(unmet(format!(
-            "{what}\n  remedy: trapstat --sample --engine native, or --engine valgrind for all of the program"
+            "{what}\n  hint: trapstat --sample --engine native, or --engine valgrind for all of the program"
         )));
     }
     if follow && engine.kind == EngineKind::Native {
         let what = "the native engine does not follow forks and execs";
-        return Err(unmet(format!("{what}\n  remedy: --engine valgrind, or no --follow")));
+        return Err(unmet(format!("{what}\n  hint: --engine valgrind, or no --follow")));
     }
     Ok((engine, program))
 }
@@ -147,7 +147,7 @@ fn unmet(message: String) -> anyhow::Error {
 pub fn open_trace(path: &Path) -> Result<Trace> {
     if path.is_file() && !is_trace(path) {
         bail!(
-            "{} is no trace\n  remedy: make one with `pagetax record -o FILE.ptt -- COMMAND`; a \
+            "{} is no trace\n  hint: make one with `pagetax record -o FILE.ptt -- COMMAND`; a \
              command goes after --",
             path.display()
         );
@@ -156,7 +156,7 @@ pub fn open_trace(path: &Path) -> Result<Trace> {
     trace.notes.iter().for_each(|note| output::note(note));
     if trace.blocks() == 0 {
         bail!(
-            "nothing in {} is whole: it has no block\n  remedy: copy the file again, or record it again",
+            "nothing in {} is whole: it has no block\n  hint: copy the file again, or record it again",
             path.display()
         );
     }

@@ -269,7 +269,7 @@ fn judge(runs: &[Run], thresholds: &[Threshold]) -> Result<ExitCode> {
                 }
                 Judgement::NotJudged(why) => {
                     output::note(&format!(
-                        "threshold not judged: {why}\n  remedy: drop it, or run on a machine that \
+                        "threshold not judged: {why}\n  hint: drop it, or run on a machine that \
                          has this reading (`pagetax doctor`)"
                     ));
                     code = if code == exit::FINE { exit::UNMET } else { code };

@@ -110,7 +110,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
 
 fn serve(args: &Args) -> Result<()> {
     if args.memory.0 < 1 << 20 {
-        bail!("{} is too little to lend\n  remedy: give --memory 1M or more", args.memory);
+        bail!("{} is too little to lend\n  hint: give --memory 1M or more", args.memory);
     }
     check_memory(args.memory)?;
     keep_to_ourselves()?;
@@ -154,14 +154,14 @@ fn check_memory(memory: Bytes) -> Result<()> {
     let machine = Bytes(system.totalram * system.mem_unit as u64);
     if memory > machine {
         bail!(
-            "{memory} to lend are more than the {machine} that this machine has\n  remedy: give --memory less, \
+            "{memory} to lend are more than the {machine} that this machine has\n  hint: give --memory less, \
              so that the machine keeps what it needs itself"
         );
     }
     match memory_limit(&Root::default(), std::process::id()) {
         Some(limit) if memory.0.saturating_add(OWN_BYTES) > limit => bail!(
             "{memory} to lend, and {} for the server itself, are more than the {} that its cgroup may have\n  \
-             remedy: give --memory less, or raise the cgroup's limit",
+             hint: give --memory less, or raise the cgroup's limit",
             Bytes(OWN_BYTES),
             Bytes(limit)
         ),

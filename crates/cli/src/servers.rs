@@ -64,7 +64,7 @@ fn endpoints(args: &ServersArgs) -> Result<Vec<Endpoint>> {
         labels.extend(finder.poll(DISCOVERY).announced.iter().map(ToString::to_string));
         if labels.is_empty() {
             bail!(
-                "no memory server answers on the local network\n  remedy: start one with `pagetax \
+                "no memory server answers on the local network\n  hint: start one with `pagetax \
                  serve --announce`, or name it with --servers"
             );
         }

@@ -28,7 +28,7 @@ pub fn run(mut args: Args) -> Result<ExitCode> {
     args.trap_table.refuse()?;
     args.operands = Operands::parse(&args.words)?;
     if args.operands.trace.is_some() && (!args.pids.is_empty() || !args.command.is_empty()) {
-        return Err(anyhow!("a trace, and something to run\n  remedy: leave one of them out"));
+        return Err(anyhow!("a trace, and something to run\n  hint: leave one of them out"));
     }
     // Before counters are looked for, which this machine may lack.
     if let Some(pid) = args.pids.iter().find(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
@@ -89,7 +89,7 @@ impl Printer {
 fn choose(args: &Args) -> Result<Box<dyn Backend>> {
     match args.backend {
         Choice::Perf | Choice::Ibs if args.sample => Err(anyhow!(
-            "--sample is for recorded programs\n  remedy: leave --sample or --backend out"
+            "--sample is for recorded programs\n  hint: leave --sample or --backend out"
         )),
         Choice::Auto if args.sample => {
             Ok(Box::new(record::Record::new(args, "it can sample".into())?))

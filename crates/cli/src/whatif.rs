@@ -62,13 +62,13 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let source = args.source.open(&args.outputs)?;
     let mut tables = args.tables.open(matches!(source, Recorded::Live(_)), &args.outputs)?;
     if args.verify && matches!(source, Recorded::Trace(_)) {
-        bail!("a trace cannot be timed\n  remedy: drop --verify, or name the command after --");
+        bail!("a trace cannot be timed\n  hint: drop --verify, or name the command after --");
     }
     let calibration = calibrate::needed()?;
     if calibration.walks.is_empty() {
         let why = calibration.notes.join("; ");
         let text = format!("the calibration lacks the cost of page walks: {why}");
-        return Err(exit::with(exit::UNMET, anyhow!("{text}\n  remedy: pagetax calibrate")));
+        return Err(exit::with(exit::UNMET, anyhow!("{text}\n  hint: pagetax calibrate")));
     }
     let recipes = match source {
         Recorded::Live(_) => recipes(&args)?,
@@ -118,7 +118,7 @@ fn recipes(args: &Args) -> Result<Vec<Recipe>> {
         let sizes = PartSizes::of(&[MemoryPart::Heap], request);
         let mechanism = select(&sizes, &system).with_context(|| format!("--pages {request}"))?;
         let unavailable = |unavailable: Unavailable| {
-            let text = format!("{request}: {}\n  remedy: {}", unavailable.why, unavailable.remedy);
+            let text = format!("{request}: {}\n  hint: {}", unavailable.why, unavailable.remedy);
             exit::with(exit::UNMET, anyhow!(text))
         };
         let recipe = Recipe::new(mechanism, &conditions).map_err(unavailable)?;

@@ -205,7 +205,7 @@ fn what_is_no_trace_gets_a_clear_word_from_all_that_read_one() {
         ] {
             let (code, said) = read(reader, name, at);
             assert!(code == Some(2) && said.contains(word), "{reader:?} {name}: {said}");
-            assert!(said.contains("remedy"), "{reader:?} {name}: {said}");
+            assert!(said.contains("hint:"), "{reader:?} {name}: {said}");
         }
     }
 }

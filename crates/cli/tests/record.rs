@@ -148,7 +148,7 @@ fn bad_input_gets_a_clear_word() {
         (&["-o", "/nonexistent/x.ptt", "--", "true"], 2, "/nonexistent/x.ptt"),
         (&["-o", "x.ptt"], 2, "no command"),
         (&["--", "true"], 2, "nowhere to write to"),
-        (&["-o", "x.ptt", "text"], 2, "recorded already"),
+        (&["-o", "x.ptt", "text.ptt"], 2, "recorded already"),
         (&["--import", "lackey", "text", "-o", "x.ptt"], 2, "has no accesses"),
         (&["--import", "lackey", "half", "-o", "x.ptt"], 2, "half:2"),
         (&["--import", "drmemtrace-text", "missing", "-o", "x.ptt"], 2, "cannot read missing"),

@@ -12,7 +12,7 @@ fn assert_refused(path: &Path) {
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{}: {stderr}", path.display());
     assert!(stderr.starts_with("error: "), "{}: {stderr}", path.display());
-    assert!(stderr.contains("remedy: "), "{}: {stderr}", path.display());
+    assert!(stderr.contains("hint: "), "{}: {stderr}", path.display());
     assert!(output.stdout.is_empty());
 }
 

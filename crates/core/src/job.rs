@@ -15,7 +15,7 @@ pub use document::{Job, Param};
 
 /// An error in a job or in the parameters given to it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{place}: {message}\n  remedy: {remedy}")]
+#[error("{place}: {message}\n  hint: {remedy}")]
 pub struct JobError {
     /// The place, such as `jobs/mine.toml:12:8` or `--set size`.
     pub place: String,

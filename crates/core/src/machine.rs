@@ -105,7 +105,7 @@ pub enum RunError {
     #[error("{}", list_unmet(.0))]
     Unmet(Vec<Unmet>),
     /// An operation failed.
-    #[error("{op} failed: {why}\n  remedy: {remedy}")]
+    #[error("{op} failed: {why}\n  hint: {remedy}")]
     Op {
         /// The operation, with its region and size.
         op: String,
@@ -140,8 +140,7 @@ pub enum RunError {
 }
 
 fn list_unmet(unmet: &[Unmet]) -> String {
-    let lines: Vec<_> =
-        unmet.iter().map(|u| format!("{}\n  remedy: {}", u.what, u.remedy)).collect();
+    let lines: Vec<_> = unmet.iter().map(|u| format!("{}\n  hint: {}", u.what, u.remedy)).collect();
     lines.join("\n")
 }
 

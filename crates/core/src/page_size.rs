@@ -175,16 +175,16 @@ pub fn page_bytes(text: &[u8]) -> Option<u64> {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PageSizeError {
     /// The request is empty.
-    #[error("no page size is given\n  remedy: name one, as in heap=2M,stack=2M")]
+    #[error("no page size is given\n  hint: name one, as in heap=2M,stack=2M")]
     Empty,
     /// The text before `=` names no part, or there is no `=` where a part is needed.
     #[error(
-        "`{0}` names no part\n  remedy: heap, stack, anon, text, data or bss, as in heap=2M,stack=64K"
+        "`{0}` names no part\n  hint: heap, stack, anon, text, data or bss, as in heap=2M,stack=64K"
     )]
     NoPart(String),
     /// The size is none.
     #[error(
-        "`{0}`: invalid page size\n  remedy: page sizes are powers of two such as 4K, 64K or 2M; or hugetlb:2M, \
+        "`{0}`: invalid page size\n  hint: page sizes are powers of two such as 4K, 64K or 2M; or hugetlb:2M, \
          base, default; by part heap=2M,stack=64K"
     )]
     NoSize(String),

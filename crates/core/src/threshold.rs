@@ -44,7 +44,7 @@ pub enum ThresholdError {
     #[error("`{0}` compares nothing; write for example 'p99_fault_ns>20000'")]
     NoOperator(String),
     /// No report has a reading of this id.
-    #[error("no reading is called `{id}`\n  remedy: {remedy}")]
+    #[error("no reading is called `{id}`\n  hint: {remedy}")]
     UnknownId {
         /// The id, as the user wrote it.
         id: String,

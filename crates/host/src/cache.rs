@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 /// The error that neither the environment nor the user's rights name a folder.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "neither XDG_CACHE_HOME nor HOME is set\n  remedy: export XDG_CACHE_HOME=FOLDER, one of your own"
+    "neither XDG_CACHE_HOME nor HOME is set\n  hint: export XDG_CACHE_HOME=FOLDER, one of your own"
 )]
 pub struct NoFolder;
 
@@ -20,7 +20,7 @@ pub struct NoFolder;
 pub enum Untrusted {
     /// Another user could change it.
     #[error(
-        "{path} {why}: another user could change what this one would use\n  remedy: {remedy}, or set \
+        "{path} {why}: another user could change what this one would use\n  hint: {remedy}, or set \
          XDG_CACHE_HOME to a folder that only you can write"
     )]
     Foreign {
@@ -32,7 +32,7 @@ pub enum Untrusted {
         remedy: String,
     },
     /// It cannot be created or examined.
-    #[error("{path}: {error}\n  remedy: set XDG_CACHE_HOME to a folder that you may write")]
+    #[error("{path}: {error}\n  hint: set XDG_CACHE_HOME to a folder that you may write")]
     System {
         /// The folder or file that failed.
         path: PathBuf,
@@ -209,7 +209,7 @@ mod tests {
         let keep = tempfile::tempdir().unwrap();
         let refused = |path: PathBuf, word: &str| {
             let error = private_folder(&path).unwrap_err().to_string();
-            assert!(error.contains(word) && error.contains("remedy:"), "{path:?}: {error}");
+            assert!(error.contains(word) && error.contains("hint:"), "{path:?}: {error}");
         };
         let foreign = foreign(keep.path());
         refused(foreign.clone(), "belongs to user");
@@ -260,7 +260,7 @@ mod tests {
         assert_eq!(both, Path::new("/c/pagetax"));
         assert_eq!(by(&[], true).unwrap(), Path::new("/var/cache/pagetax"));
         for variables in [&[][..], &[("HOME", "")], &[("XDG_CACHE_HOME", "relative")]] {
-            assert!(by(variables, false).unwrap_err().to_string().contains("remedy: export"));
+            assert!(by(variables, false).unwrap_err().to_string().contains("hint: export"));
         }
     }
 }

@@ -27,7 +27,7 @@ pub enum PagePolicyError {
     #[error(transparent)]
     Grammar(#[from] PageSizeError),
     /// A recording does not tell bss from other memory.
-    #[error("`{0}`: a recording knows no bss\n  remedy: name heap, stack, anon, text or data")]
+    #[error("`{0}`: a recording knows no bss\n  hint: name heap, stack, anon, text or data")]
     Bss(PartSizes),
 }
 

@@ -40,23 +40,21 @@ pub enum EngineError {
     /// The program has privileges that it would lose under an engine.
     #[error(
         "`{0}` is set-id or has capabilities: under a recorder it would run without those rights\n  \
-         remedy: become that user and record a copy of it without them"
+         hint: become that user and record a copy of it without them"
     )]
     SetId(String),
     /// The file is neither an ELF program nor a script.
-    #[error(
-        "`{0}` is neither an ELF program nor a script\n  remedy: name the program that runs it"
-    )]
+    #[error("`{0}` is neither an ELF program nor a script\n  hint: name the program that runs it")]
     NoProgram(String),
     /// The engine cannot be built.
     #[error(transparent)]
     Build(#[from] BuildError),
     /// The native engine does not support this program.
-    #[error("the native engine cannot run this: {0}\n  remedy: --engine valgrind")]
+    #[error("the native engine cannot run this: {0}\n  hint: --engine valgrind")]
     Native(String),
     /// The engine does not support the program's instruction set.
     #[error(
-        "{program} is a program for {architecture:?}, which the {engine} engine does not run\n  remedy: {remedy}"
+        "{program} is a program for {architecture:?}, which the {engine} engine does not run\n  hint: {remedy}"
     )]
     Architecture {
         /// The path of the program to record.

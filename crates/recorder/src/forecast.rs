@@ -28,7 +28,7 @@ const SEED: u64 = 2004;
 /// The calibration lacks the cost of a page size.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "the calibration lacks the cost of {}: {}\n  remedy: pagetax calibrate --allow-sysfs",
+    "the calibration lacks the cost of {}: {}\n  hint: pagetax calibrate --allow-sysfs",
     Bytes(*page_bytes), kind.meaning()
 )]
 pub struct UnknownCost {
@@ -132,7 +132,7 @@ impl Forecast {
     fn note_paces(&mut self) {
         if self.paces.iter().any(|(_, pace)| !(1.0 / PACE_MAX..PACE_MAX).contains(pace)) {
             self.notes.push(
-                "page walks cost more or less than in the calibration: fragmentation of free memory has changed\n  remedy: \
+                "page walks cost more or less than in the calibration: fragmentation of free memory has changed\n  hint: \
                  echo 1 > /proc/sys/vm/compact_memory (as root), then pagetax calibrate"
                     .into(),
             );
@@ -189,7 +189,7 @@ fn with_time(saved: Bounded, runs: &[Finished]) -> Result<(Bounded, Bounded), St
     let cpu_ns = median(&cpu).unwrap_or(0) as f64;
     if saved.value >= cpu_ns {
         return Err(format!(
-            "walks and faults are modelled as {} of {} of CPU time: no prediction\n  remedy: pagetax \
+            "walks and faults are modelled as {} of {} of CPU time: no prediction\n  hint: pagetax \
              calibrate, when the machine is quiet",
             Nanos(saved.value as u64),
             Nanos(cpu_ns as u64)

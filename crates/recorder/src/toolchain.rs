@@ -22,7 +22,7 @@ const QEMU_C: &str = include_str!("../engines/qemu/pagetax.c");
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
     /// A package is not installed.
-    #[error("{what} is not installed\n  remedy: apt-get install {package}")]
+    #[error("{what} is not installed\n  hint: apt-get install {package}")]
     Missing {
         /// The program or library that is missing.
         what: String,
@@ -31,7 +31,7 @@ pub enum BuildError {
     },
     /// The compiler failed, likely because the sources are for another version.
     #[error(
-        "the recorder's {engine} engine does not compile here:\n{output}\n  remedy: use the other \
+        "the recorder's {engine} engine does not compile here:\n{output}\n  hint: use the other \
          engine (--engine), or Debian 12's version of {engine}"
     )]
     Compiler {
@@ -48,7 +48,7 @@ pub enum BuildError {
     Untrusted(#[from] Untrusted),
     /// The cache folder cannot be written.
     #[error(
-        "cannot keep the recorder's engine in {path}: {error}\n  remedy: set XDG_CACHE_HOME to a folder that you may write"
+        "cannot keep the recorder's engine in {path}: {error}\n  hint: set XDG_CACHE_HOME to a folder that you may write"
     )]
     Cache {
         /// The path of the folder in the cache.

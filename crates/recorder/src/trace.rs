@@ -72,25 +72,23 @@ pub const DROPPED: &str = "repeats of the 4K page just used, by thread, of data 
 pub enum TraceError {
     /// A system call failed.
     #[error(
-        "cannot {0} {1}: {2}\n  remedy: check the path, its permissions and the room on its disk"
+        "cannot {0} {1}: {2}\n  hint: check the path, its permissions and the room on its disk"
     )]
     System(&'static str, PathBuf, #[source] io::Error),
     /// The file is not a trace.
-    #[error(
-        "{0} is no trace: {1}\n  remedy: make one with `pagetax record -o FILE.ptt -- COMMAND`"
-    )]
+    #[error("{0} is no trace: {1}\n  hint: make one with `pagetax record -o FILE.ptt -- COMMAND`")]
     NoTrace(PathBuf, &'static str),
     /// The file has another version.
     #[error(
-        "{0} is a trace of version {1}, and this pagetax reads version {VERSION}\n  remedy: read it \
+        "{0} is a trace of version {1}, and this pagetax reads version {VERSION}\n  hint: read it \
          with the pagetax that wrote it, or record it again"
     )]
     Version(PathBuf, u32),
     /// A block is damaged.
-    #[error("{0}: block {1} is damaged\n  remedy: copy the file again, or record it again")]
+    #[error("{0}: block {1} is damaged\n  hint: copy the file again, or record it again")]
     Damaged(PathBuf, usize),
     /// A line of an imported trace is invalid.
-    #[error("{place}:{line}: {problem}\n  remedy: {remedy}")]
+    #[error("{place}:{line}: {problem}\n  hint: {remedy}")]
     Import {
         /// The path of the trace, or a name for it.
         place: PathBuf,

@@ -31,7 +31,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 pub enum ModelError {
     /// A file that is not TOML, or not in the form above.
     #[error(
-        "{file}: {error}\n  remedy: each constant is {{ value = 262, unit = \"us\", source = \"...\" }}; see the files in machines/"
+        "{file}: {error}\n  hint: each constant is {{ value = 262, unit = \"us\", source = \"...\" }}; see the files in machines/"
     )]
     Syntax {
         /// The name of the model file.
@@ -40,7 +40,7 @@ pub enum ModelError {
         error: Box<toml::de::Error>,
     },
     /// A constant that is absent, superfluous or invalid.
-    #[error("{file}: {key}: {problem}\n  remedy: {remedy}")]
+    #[error("{file}: {key}: {problem}\n  hint: {remedy}")]
     Constant {
         /// The name of the model file.
         file: String,
@@ -52,7 +52,7 @@ pub enum ModelError {
         remedy: String,
     },
     /// `base` names a model that does not exist, or one that has a base itself.
-    #[error("{file}: {problem}\n  remedy: name one of {known}")]
+    #[error("{file}: {problem}\n  hint: name one of {known}")]
     Base {
         /// The name of the model file.
         file: String,
@@ -62,7 +62,7 @@ pub enum ModelError {
         known: String,
     },
     /// An unknown model.
-    #[error("no machine model `{name}`\n  remedy: name one of {known}, or the path of a TOML file")]
+    #[error("no machine model `{name}`\n  hint: name one of {known}, or the path of a TOML file")]
     Unknown {
         /// The name that was requested.
         name: String,
@@ -70,7 +70,7 @@ pub enum ModelError {
         known: String,
     },
     /// The file cannot be read.
-    #[error("{file}: {error}\n  remedy: check the path")]
+    #[error("{file}: {error}\n  hint: check the path")]
     Read {
         /// The name of the model file.
         file: String,

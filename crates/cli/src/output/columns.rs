@@ -58,7 +58,7 @@ pub(super) fn not_the_same_job(runs: &[Run], different: &[String]) -> String {
         return String::new();
     }
     format!(
-        "These are not the same job: {} differ, as the machine files of {} set their own.\n  remedy: give \
+        "These are not the same job: {} differ, as the machine files of {} set their own.\n  hint: give \
          them with --set\n",
         different.join(", "),
         machines.join(", ")

@@ -276,7 +276,7 @@ fn skipped(skipped: &[Skipped]) -> String {
         return String::new();
     }
     let line = |skipped: &Skipped| {
-        format!("  {}: {}\n    remedy: {}\n", skipped.name, skipped.why, skipped.remedy)
+        format!("  {}: {}\n    hint: {}\n", skipped.name, skipped.why, skipped.remedy)
     };
     text::heading("Not tried") + &skipped.iter().map(line).collect::<String>()
 }

@@ -85,7 +85,7 @@ pub fn is_quiet() -> bool {
 /// Prints a result to stdout. Fails quietly all the way up when the reader has gone (`| head`).
 pub fn print(text: &str) -> Result<()> {
     let mut out = anstream::stdout().lock();
-    out.write_all(text.as_bytes())
+    out.write_all(without_error_numbers(text).as_bytes())
         .and_then(|()| out.flush())
         .context("cannot write to stdout; look at where it is redirected")
         .map_err(|error| exit::with(exit::UNMET, error))
@@ -101,11 +101,11 @@ pub fn check_writable(path: &Path) -> Result<()> {
 }
 
 fn cannot_write(path: &Path) -> String {
-    format!("cannot write {}\n  remedy: name a file that you may write", path.display())
+    format!("cannot write {}\n  hint: name a file that you may write", path.display())
 }
 
 fn write_file(path: &Path, text: &str) -> Result<()> {
-    std::fs::write(path, text).with_context(|| cannot_write(path))
+    std::fs::write(path, without_error_numbers(text)).with_context(|| cannot_write(path))
 }
 
 /// Prints a remark on stderr, unless `--quiet` was given.
@@ -125,18 +125,64 @@ pub fn detail(text: impl FnOnce() -> String) {
 /// Prints a result on stderr, of a command whose stdout belongs to the program that it runs.
 pub fn say(text: &str) {
     // With stderr gone there is nobody left to tell; the exit code still speaks.
-    let _ = anstream::stderr().write_all(format!("{text}\n").as_bytes());
+    let _ = anstream::stderr().write_all(format!("{}\n", without_error_numbers(text)).as_bytes());
 }
 
 /// Prints an error to stderr: what failed, each cause on a line of its own, then what to do.
 pub fn error(error: &anyhow::Error) {
     let style = anstyle::AnsiColor::Red.on_default().bold();
     let message = error.to_string();
-    let (what, remedy) = match message.find("\n  remedy: ") {
+    let (what, hint) = match message.find("\n  hint: ") {
         Some(at) => message.split_at(at),
         None => (message.as_str(), ""),
     };
-    let causes: String =
-        error.chain().skip(1).map(|cause| format!("\n  because: {cause}")).collect();
-    say(&format!("{style}error:{style:#} {what}{causes}{remedy}"));
+    say(&format!("{style}error:{style:#} {what}{}{hint}", causes(error)));
+}
+
+/// Returns a line for each cause that the text before it does not hold yet.
+fn causes(error: &anyhow::Error) -> String {
+    let mut said = error.to_string();
+    let mut lines = String::new();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !said.contains(&cause) {
+            lines += &format!("\n  because: {cause}");
+        }
+        said = cause;
+    }
+    lines
+}
+
+/// Returns a text without the numbers that Rust adds to the system's own words, as in `(os error 2)`.
+fn without_error_numbers(text: &str) -> String {
+    let mut parts = text.split(" (os error ");
+    let mut out = String::from(parts.next().unwrap_or_default());
+    for part in parts {
+        match part.split_once(')') {
+            Some((number, rest)) if number.bytes().all(|byte| byte.is_ascii_digit()) => out += rest,
+            _ => out += &format!(" (os error {part}"),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::anyhow;
+
+    #[test]
+    fn a_cause_is_said_once_and_without_a_number() {
+        let missing = || std::io::Error::from_raw_os_error(2);
+        let twice = anyhow::Error::from(missing()).context(format!("cannot read a: {}", missing()));
+        assert_eq!(causes(&twice), "");
+        let once = anyhow::Error::from(missing()).context("cannot read a");
+        let line = without_error_numbers(&causes(&once));
+        assert_eq!(line, "\n  because: No such file or directory");
+        let chain = anyhow!("c").context("b").context("a");
+        assert_eq!(causes(&chain), "\n  because: b\n  because: c");
+        for text in ["", "a (os error", "a (os error x) b"] {
+            assert_eq!(without_error_numbers(text), text);
+        }
+        assert_eq!(without_error_numbers("(a (os error 12)) b (os error 1)"), "(a) b");
+    }
 }

@@ -168,7 +168,7 @@ pub fn warnings(warnings: &[Warning]) -> String {
     for Warning { text, remedy, .. } in warnings {
         out += &format!("\n{style}warning:{style:#} {text}\n");
         if !remedy.is_empty() {
-            out += &format!("  remedy: {remedy}\n");
+            out += &format!("  hint: {remedy}\n");
         }
     }
     out

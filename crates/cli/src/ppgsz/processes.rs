@@ -27,7 +27,7 @@ pub fn run(args: &Args, advice: &PartSizes, system: &PageSettings) -> Result<Exi
     if advice.iter().any(|(_, wish)| wish.how() != How::Preferred) {
         anyhow::bail!(
             "pages of a hugetlb pool are for commands: a running process could be killed for the \
-             want of one later\n  remedy: -o heap=2M"
+             want of one later\n  hint: -o heap=2M"
         );
     }
     launch::sizes_are_on(advice, system)?;

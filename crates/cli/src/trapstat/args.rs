@@ -154,7 +154,7 @@ impl Args {
         let Some(seconds) = self.operands.interval else { return Ok(None) };
         if !(seconds.is_finite() && seconds >= 0.001) {
             return Err(anyhow!(
-                "an interval of {seconds} s\n  remedy: name a millisecond or more, in seconds: 0.001"
+                "an interval of {seconds} s\n  hint: name a millisecond or more, in seconds: 0.001"
             ));
         }
         Ok(Some((seconds * 1e9) as u64))

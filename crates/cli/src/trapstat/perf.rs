@@ -113,12 +113,12 @@ impl Perf {
 }
 
 fn no_counters(why: impl std::fmt::Display) -> anyhow::Error {
-    unmet(format!("{why}\n  remedy: record a command: --backend record -- COMMAND"))
+    unmet(format!("{why}\n  hint: record a command: --backend record -- COMMAND"))
 }
 
 fn no_trace(args: &Args) -> Result<()> {
     match args.operands.trace {
-        Some(_) => Err(unmet("counters do not read traces\n  remedy: leave --backend out".into())),
+        Some(_) => Err(unmet("counters do not read traces\n  hint: leave --backend out".into())),
         None => Ok(()),
     }
 }
@@ -178,7 +178,7 @@ impl Backend for Perf {
 fn spawn(args: &Args) -> Result<Option<(Child, PassedOn)>> {
     let Some((program, arguments)) = args.command.split_first() else { return Ok(None) };
     if !args.pids.is_empty() {
-        return Err(anyhow!("a command and -p at once\n  remedy: leave one of them out"));
+        return Err(anyhow!("a command and -p at once\n  hint: leave one of them out"));
     }
     let mut launcher = Launcher::new(program);
     launcher.command.args(arguments);

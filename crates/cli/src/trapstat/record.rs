@@ -46,11 +46,11 @@ impl AccessSource {
         let name = args
             .command
             .first()
-            .context("no command to record\n  remedy: name one: pagetax trapstat -- COMMAND")?;
+            .context("no command to record\n  hint: name one: pagetax trapstat -- COMMAND")?;
         let (engine, _) = engine_for(name, args.engine, args.follow, args.sample)?;
         if args.sample && engine.kind == EngineKind::Qemu {
             let what = format!("the {} engine records all, it cannot sample", engine.kind);
-            return Err(unmet(format!("{what}\n  remedy: leave --sample out")));
+            return Err(unmet(format!("{what}\n  hint: leave --sample out")));
         }
         Ok(AccessSource::Engine(engine))
     }
@@ -61,7 +61,7 @@ impl Record {
     pub fn new(args: &Args, why: String) -> Result<Record> {
         if !args.pids.is_empty() {
             let what = "the record backend runs commands; it cannot look into a running process";
-            return Err(unmet(format!("{what}\n  remedy: name the command, after --")));
+            return Err(unmet(format!("{what}\n  hint: name the command, after --")));
         }
         let configs = configs(args)?;
         Ok(Record { source: AccessSource::open(args)?, configs, why })
@@ -171,13 +171,13 @@ fn configs(args: &Args) -> Result<Vec<MachineConfig>> {
     for machine in &args.on {
         let Some(name) = machines::model_name(machine) else {
             return Err(anyhow!(
-                "`{machine}` is no simulated machine\n  remedy: name one as sim:NAME; `pagetax machines` lists them"
+                "`{machine}` is no simulated machine\n  hint: name one as sim:NAME; `pagetax machines` lists them"
             ));
         };
         let model = machines::model_of(name, machine)?;
         if !model.has_table("dtlb_1a") {
             return Err(anyhow!(
-                "{machine} has no TLB to miss\n  remedy: name a machine with one, such as sim:x86-64-calibrated"
+                "{machine} has no TLB to miss\n  hint: name a machine with one, such as sim:x86-64-calibrated"
             ));
         }
         let texts = args.pages.iter().map(String::as_str);

@@ -40,7 +40,7 @@ impl TrapTableArgs {
         ];
         match asked.into_iter().find(|(is_asked, ..)| *is_asked) {
             Some((_, what, instead)) => {
-                Err(anyhow!("{what} of SPARC's trap table, and {NO_TRAPS}\n  remedy: {instead}"))
+                Err(anyhow!("{what} of SPARC's trap table, and {NO_TRAPS}\n  hint: {instead}"))
             }
             None => Ok(()),
         }

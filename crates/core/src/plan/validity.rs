@@ -27,7 +27,7 @@ pub enum Part {
 
 /// The reason why no machine can run a plan.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{what}\n  remedy: {remedy}")]
+#[error("{what}\n  hint: {remedy}")]
 pub struct Mistake {
     /// The part that has the mistake.
     pub part: Part,

@@ -69,12 +69,12 @@ pub struct Program {
 pub enum ProgramError {
     /// The command was not found: status 127.
     #[error(
-        "`{0}` was not found\n  remedy: check the spelling, PATH and, for a script, its first line"
+        "`{0}` was not found\n  hint: check the spelling, PATH and, for a script, its first line"
     )]
     NotFound(String),
     /// The command cannot be executed: status 126.
     #[error(
-        "`{0}` cannot be run: {1}\n  remedy: check that it is a program, and may be read and executed"
+        "`{0}` cannot be run: {1}\n  hint: check that it is a program, and may be read and executed"
     )]
     NotExecutable(String, String),
     /// The kernel refuses to forbid huge pages: status 125.
@@ -83,7 +83,7 @@ pub enum ProgramError {
     /// It ignores our environment, and we may not trace it: status 125.
     #[error(
         "`{0}` runs set-id or with capabilities: it ignores our environment and cannot be \
-         controlled\n  remedy: run it as its owner"
+         controlled\n  hint: run it as its owner"
     )]
     SetId(String),
 }

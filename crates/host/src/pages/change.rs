@@ -27,7 +27,7 @@ const STOP_MAX: Duration = Duration::from_millis(1);
 const GAP: Duration = Duration::from_millis(2);
 
 const NO_COLLAPSE: &str = "this kernel cannot make huge pages of memory that is there already (MADV_COLLAPSE, \
-     Linux 6.1)\n  remedy: start the command under ppgsz, or wait for khugepaged";
+     Linux 6.1)\n  hint: start the command under ppgsz, or wait for khugepaged";
 
 /// The kernel's reason to leave a page as it was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]

@@ -8,7 +8,7 @@ use super::mechanism::{Conditions, Mechanism, Mthp, Recipe, Thp};
 use super::parts::wants_large;
 use super::settings::base_page;
 use super::tunables::{HUGETLB, MMAP_THRESHOLD, tunable, with_tunable};
-use super::{Mode, PageSettings};
+use super::{Mode, PageSettings, Setting};
 use crate::launch::Launcher;
 use crate::launch::libraries::{self, LibraryError};
 use crate::launch::preload::{self, Preload};
@@ -32,7 +32,7 @@ pub enum LaunchError {
     #[error(transparent)]
     Program(#[from] ProgramError),
     /// A requested page size is not possible for a part.
-    #[error("{part}={request}: {why}\n  remedy: {remedy}")]
+    #[error("{part}={request}: {why}\n  hint: {remedy}")]
     Unavailable {
         /// The part of the program that was named.
         part: MemoryPart,
@@ -397,17 +397,27 @@ fn settings_allow(size: PageSize, system: &PageSettings) -> Result<(), Refused> 
         Ok(recipe) => match recipe.settings.first() {
             None => Ok(()),
             Some(_) => {
-                let lines = recipe.settings.iter();
-                let lines: Vec<String> = lines
-                    .map(|s| format!("echo {} | sudo tee {}", s.value, s.path.display()))
-                    .collect();
-                Err(("this system is set otherwise".into(), lines.join("; ")))
+                Err(("this system is set otherwise".into(), way_to_set(size, &recipe.settings)))
             }
         },
         // What all memory has anyway needs no settings.
         Err(_) if system.of_size(size) == Some(Mode::Always) => Ok(()),
         Err(unavailable) => Err((unavailable.why, unavailable.remedy)),
     }
+}
+
+/// Returns the lines that set the system so. None takes huge pages from other programs: if one would,
+/// returns the command that puts all back.
+fn way_to_set(size: PageSize, settings: &[Setting]) -> String {
+    if settings.iter().any(|setting| setting.value == "never") {
+        let paths: Vec<_> = settings.iter().map(|s| s.path.display().to_string()).collect();
+        return format!(
+            "pagetax diagnose --allow-sysfs --pages {size} -- COMMAND sets {} for its trials, and puts all back",
+            paths.join(" and ")
+        );
+    }
+    let line = |s: &Setting| format!("echo {} | sudo tee {}", s.value, s.path.display());
+    settings.iter().map(line).collect::<Vec<_>>().join("; ")
 }
 
 #[cfg(test)]
@@ -505,6 +515,7 @@ mod tests {
             planned(Kind::DynamicGlibc, options, "madvise", 0, false).unwrap_err().to_string()
         };
         assert!(refused("heap=64K").contains("hugepages-64kB"));
+        assert!(!refused("heap=64K").contains("echo never"), "other programs would pay");
         assert!(refused("stack=64K").contains("hugepages-64kB"));
         assert!(refused("data=2M").contains("-F"));
         assert!(refused("bss=64K").contains("only 2M"));

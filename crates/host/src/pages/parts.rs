@@ -7,7 +7,7 @@ use pagetax_core::page_size::{How, MemoryPart, PageSizeRequest, PartSizes};
 
 /// A page size that this system lacks.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{option}`: {why}\n  remedy: one of {known}")]
+#[error("`{option}`: {why}\n  hint: one of {known}")]
 pub struct UnsupportedSize {
     option: String,
     why: String,

@@ -20,14 +20,14 @@ pub enum Refusal {
     #[error("a kernel thread has no memory of its own")]
     KernelThread,
     /// It belongs to another user.
-    #[error("it belongs to user {0}\n  remedy: be that user, or root")]
+    #[error("it belongs to user {0}\n  hint: be that user, or root")]
     OtherUser(u32),
     /// Its rights are not its user's.
-    #[error("it runs set-id or with capabilities of its own\n  remedy: be root")]
+    #[error("it runs set-id or with capabilities of its own\n  hint: be root")]
     SetId,
     /// A filter could kill it for a call that it would not make itself.
     #[error(
-        "a seccomp filter watches its system calls, and may kill it for ours\n  remedy: -F, if that may be"
+        "a seccomp filter watches its system calls, and may kill it for ours\n  hint: -F, if that may be"
     )]
     Seccomp,
     /// A 32-bit program has another way to make system calls.

@@ -91,8 +91,8 @@ fn pool(settings: &PageSettings, size: PageSize) -> Finding {
     );
     match anon(size.bytes(), size.bytes(), true) {
         Ok(_) => feature.works(format!("one was mapped; {pages} can be had")),
-        Err(error) if pages == 0 => {
-            feature.not_here(format!("the pool of {size} pages is empty ({error})"), enable)
+        Err(_) if pages == 0 => {
+            feature.not_here(format!("the pool of {size} pages is empty"), enable)
         }
         Err(error) => feature.limited(format!("{pages} pages, but: {error}"), enable),
     }

@@ -29,15 +29,13 @@ pub enum CountError {
     #[error("this machine has no performance-monitoring unit that counts page walks")]
     NoUnit,
     /// The process does not exist, or no longer.
-    #[error("no process {0}\n  remedy: list processes with ps -e")]
+    #[error("no process {0}\n  hint: list processes with ps -e")]
     NoProcess(u32),
     /// The setting perf_event_paranoid forbids it; the number is the value that permits it.
-    #[error("counting is not permitted: {0}\n  remedy: sudo sysctl kernel.perf_event_paranoid={1}")]
+    #[error("counting is not permitted: {0}\n  hint: sudo sysctl kernel.perf_event_paranoid={1}")]
     Forbidden(io::Error, i32),
     /// Any other error of opening the events.
-    #[error(
-        "cannot open the events: {0}\n  remedy: `pagetax doctor` tells what this machine counts"
-    )]
+    #[error("cannot open the events: {0}\n  hint: `pagetax doctor` tells what this machine counts")]
     System(io::Error),
 }
 

@@ -59,7 +59,7 @@ const MECHANISMS: &[Select] =
 /// An error that no mechanism gives the requested pages.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "no mechanism gives `{0}` here\n  remedy: 4K or base for base pages; of the heap a size of \
+    "no mechanism gives `{0}` here\n  hint: 4K or base for base pages; of the heap a size of \
      /sys/kernel/mm/transparent_hugepage (such as 64K or 2M), or hugetlb:2M or hugetlb:1G; of heap, stack and \
      text the huge page, as in stack=2M,text=2M"
 )]

@@ -20,13 +20,13 @@ const ATTEMPTS_MAX: u32 = 1 + 5;
 #[derive(Debug, thiserror::Error)]
 pub enum PageMapError {
     /// The process does not exist, or it ended meanwhile.
-    #[error("no process {0}\n  remedy: list processes with ps -e")]
+    #[error("no process {0}\n  hint: list processes with ps -e")]
     NoProcess(u32),
     /// A kernel thread, or a process that has ended and was not waited for.
     #[error("process {0} has no memory of its own: a kernel thread, or it has ended")]
     NoMemory(u32),
     /// The process belongs to another user.
-    #[error("process {0} may not be looked at\n  remedy: be its user, or root")]
+    #[error("process {0} may not be looked at\n  hint: be its user, or root")]
     NotPermitted(u32),
     /// Any other error, with the file.
     #[error("{path}: {error}")]

@@ -63,7 +63,10 @@ fn larger_goes_first(region: &Region, size: PageSize, pages: &PageSettings) -> O
             "region `{}` prefers {size} pages, but {larger} pages are on too and go first",
             region.name
         ),
-        format!("echo never > {}", pages.size_path(larger).display()),
+        // To switch the larger ones off would take them from the whole system.
+        format!(
+            "ask for {larger}; pagetax diagnose --allow-sysfs --pages {size} has the others off for its trials only"
+        ),
     ))
 }
 

@@ -27,7 +27,7 @@ use std::collections::BTreeMap;
 #[derive(Debug, thiserror::Error)]
 pub enum ReproduceError {
     /// No such table or claims.
-    #[error("nothing published is called `{name}`\n  remedy: name one of {known}, or all")]
+    #[error("nothing published is called `{name}`\n  hint: name one of {known}, or all")]
     Unknown {
         /// The name that was requested.
         name: String,
@@ -35,7 +35,7 @@ pub enum ReproduceError {
         known: String,
     },
     /// A file that contradicts itself.
-    #[error("published/{file}: {problem}\n  remedy: correct the file")]
+    #[error("published/{file}: {problem}\n  hint: correct the file")]
     Data {
         /// The name of the file in `published/`.
         file: String,
