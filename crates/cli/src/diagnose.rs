@@ -436,6 +436,9 @@ fn diagnosis_of(
 fn apply(winner: &Recipe, command: &[String], tunables: Option<&str>, verdict: &mut Verdict) {
     let called = std::env::args().next().unwrap_or_else(|| "pagetax".into());
     verdict.apply = winner.shell_line(command, tunables, &called);
+    if winner.turns_pages_off() {
+        verdict.reason += "; no line applies it: it needs larger pages off for every program";
+    }
     let own = std::env::current_exe().ok().and_then(|path| Some(path.to_str()?.to_string()));
     let here = std::env::current_dir().ok().and_then(|path| Some(path.to_str()?.to_string()));
     let (Some(own), Some(here)) = (own, here) else { return };

@@ -112,7 +112,7 @@ pub struct Verdict {
     pub winner: Option<String>,
     /// The reason, in one sentence.
     pub reason: String,
-    /// One line to paste into a shell.
+    /// One line to paste into a shell; none if it would turn large pages off for every program.
     pub apply: Option<String>,
     /// Lines for a systemd unit, with absolute paths; none if settings of the system must change.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -396,9 +396,7 @@ fn settings_allow(size: PageSize, system: &PageSettings) -> Result<(), Refused> 
     match Recipe::new(mechanism, &conditions) {
         Ok(recipe) => match recipe.settings.first() {
             None => Ok(()),
-            Some(_) => {
-                Err(("this system is set otherwise".into(), way_to_set(size, &recipe.settings)))
-            }
+            Some(_) => Err(("this system is set otherwise".into(), way_to_set(size, &recipe))),
         },
         // What all memory has anyway needs no settings.
         Err(_) if system.of_size(size) == Some(Mode::Always) => Ok(()),
@@ -406,18 +404,17 @@ fn settings_allow(size: PageSize, system: &PageSettings) -> Result<(), Refused> 
     }
 }
 
-/// Returns the lines that set the system so. None takes huge pages from other programs: if one would,
-/// returns the command that puts all back.
-fn way_to_set(size: PageSize, settings: &[Setting]) -> String {
-    if settings.iter().any(|setting| setting.value == "never") {
-        let paths: Vec<_> = settings.iter().map(|s| s.path.display().to_string()).collect();
+/// Returns the lines that set the system so, or the command that does it for its own trials alone.
+fn way_to_set(size: PageSize, recipe: &Recipe) -> String {
+    let paths = recipe.settings.iter().map(|s| s.path.display().to_string());
+    if recipe.turns_pages_off() {
         return format!(
             "pagetax diagnose --allow-sysfs --pages {size} -- COMMAND sets {} for its trials, and puts all back",
-            paths.join(" and ")
+            paths.collect::<Vec<_>>().join(" and ")
         );
     }
     let line = |s: &Setting| format!("echo {} | sudo tee {}", s.value, s.path.display());
-    settings.iter().map(line).collect::<Vec<_>>().join("; ")
+    recipe.settings.iter().map(line).collect::<Vec<_>>().join("; ")
 }
 
 #[cfg(test)]
@@ -515,7 +512,7 @@ mod tests {
             planned(Kind::DynamicGlibc, options, "madvise", 0, false).unwrap_err().to_string()
         };
         assert!(refused("heap=64K").contains("hugepages-64kB"));
-        assert!(!refused("heap=64K").contains("echo never"), "other programs would pay");
+        assert!(!refused("heap=64K").contains("never"), "other programs would pay");
         assert!(refused("stack=64K").contains("hugepages-64kB"));
         assert!(refused("data=2M").contains("-F"));
         assert!(refused("bss=64K").contains("only 2M"));

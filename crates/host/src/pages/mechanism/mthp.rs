@@ -71,6 +71,7 @@ mod tests {
         assert_eq!(values(&made), [("64K", "inherit"), ("2M", "never")]);
         let refused = made.permitted(false).unwrap_err();
         assert!(refused.remedy.contains("--allow-sysfs"));
+        assert_eq!(made.shell_line(&["true".into()], None, "pagetax"), None);
         let (_keep, system) = tree("madvise", "madvise", "never", 0);
         assert!(recipe(k64(), &system).unwrap().settings.is_empty());
     }

@@ -64,6 +64,12 @@ impl Recipe {
         Recipe { arguments, settings: self.settings, ..Recipe::unchanged(self.mechanism) }
     }
 
+    /// Returns true if a setting turns large pages off for every program. That is fine for the time of a
+    /// trial, but no line to paste and no hint may have it.
+    pub fn turns_pages_off(&self) -> bool {
+        self.settings.iter().any(|setting| setting.value == "never")
+    }
+
     /// Checks that the system need not be changed, or may be.
     pub fn permitted(&self, change_settings: bool) -> Result<(), Unavailable> {
         let Some(first) = self.settings.first() else { return Ok(()) };
@@ -130,14 +136,18 @@ impl Recipe {
         Some(with_tunable(existing, HUGETLB, self.malloc_hugetlb.as_deref()?))
     }
 
-    /// Returns a line for a shell that runs `command` under this recipe; none if a shell cannot spell a word.
-    /// `called` is the name by which the user called this program.
+    /// Returns a line for a shell that runs `command` under this recipe; none if a shell cannot spell a word,
+    /// or if the line would turn large pages off for every program. `called` is the name by which the user
+    /// called this program.
     pub fn shell_line(
         &self,
         command: &[String],
         existing: Option<&str>,
         called: &str,
     ) -> Option<String> {
+        if self.turns_pages_off() {
+            return None;
+        }
         let mut parts = Vec::new();
         for Setting { path, value } in &self.settings {
             parts.push(format!("echo {value} | sudo tee {} >/dev/null &&", path.display()));
