@@ -46,13 +46,23 @@ pub fn of_trial(error: TrialError) -> anyhow::Error {
     with(code, error)
 }
 
-/// Lists the exit codes for `--help`.
+/// The exit codes and their meanings, as `--help` and docs/README.md list them.
+const MEANINGS: &[(&str, &str)] = &[
+    ("0", "all went well; after a program that pagetax ran, its own status stands here"),
+    ("1", "a threshold or a verification failed, or an undo left something as it was"),
+    ("2", "the command line or an input is wrong, or there is no such process"),
+    ("3", "this machine lacks what was asked for, or you may not use it"),
+    ("125", "pagetax failed before it ran the program; from ppgsz, any mistake, as on Solaris"),
+    ("126", "the program is there, but cannot be run"),
+    ("127", "the program was not found"),
+    ("128+N", "signal N ended the program or pagetax: 130 after Ctrl-C, 141 for a closed pipe"),
+];
+
+/// Lists the exit codes for `--help`. Those of pmap count processes, as on Solaris.
 pub fn meanings() -> String {
-    format!(
-        "Exit codes: {FINE} fine; {THRESHOLD_FAILED} a threshold or a verification failed; \
-         {BAD_INPUT} wrong usage or input; {UNMET} this machine lacks something; commands that run \
-         a program return its own status."
-    )
+    let row = |(code, meaning): &(&str, &str)| format!("\n  {code:<6} {meaning}");
+    let rows: String = MEANINGS.iter().map(row).collect();
+    format!("Exit codes:{rows}\npmap returns the number of processes that it could not show.")
 }
 
 /// An error that ends the process with this code rather than with [`BAD_INPUT`].
@@ -96,6 +106,21 @@ pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
 mod tests {
     use super::*;
     use anyhow::anyhow;
+
+    #[test]
+    fn the_table_of_the_docs_is_this_one() {
+        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/README.md");
+        let page = std::fs::read_to_string(page).unwrap();
+        let rows: Vec<_> =
+            page.lines().skip_while(|line| *line != "| Exit code | Meaning |").collect();
+        let expected = MEANINGS.iter().map(|(code, meaning)| format!("| {code} | {meaning} |"));
+        assert_eq!(rows[2..2 + MEANINGS.len()], expected.collect::<Vec<_>>());
+        for code in
+            [FINE, THRESHOLD_FAILED, BAD_INPUT, UNMET, WRAPPER_FAILED, NOT_EXECUTABLE, NOT_FOUND]
+        {
+            assert!(MEANINGS.iter().any(|(known, _)| *known == code.to_string()), "{code}");
+        }
+    }
 
     #[test]
     fn errors_carry_their_code_through_context() {
