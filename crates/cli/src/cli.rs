@@ -173,8 +173,22 @@ pub fn refuse(error: &clap::Error) -> ExitCode {
 /// Rewrites a message of clap: its tips are hints, and its general advice stands only where it has none.
 fn in_our_style(message: &str) -> String {
     let own = message.find("For more information").map_or(message, |at| &message[..at]);
-    let own = own.trim_end().replace("tip:", "hint:");
+    let own = in_words_of_ranges(&own.trim_end().replace("tip:", "hint:"));
     if own.contains("hint:") { own } else { own + "\n\n  hint: --help explains the command line" }
+}
+
+/// Rewrites ranges that clap spells as Rust does, such as `0 is not in 1..=100`.
+fn in_words_of_ranges(message: &str) -> String {
+    let Some((before, range)) = message.split_once(" is not in ") else { return message.into() };
+    let end = range.find(char::is_whitespace).unwrap_or(range.len());
+    let (range, after) = range.split_at(end);
+    match range.split_once("..") {
+        Some((least, "")) => format!("{before} is less than {least}{after}"),
+        Some((least, most)) => {
+            format!("{before} is not from {least} to {}{after}", most.trim_start_matches('='))
+        }
+        None => message.into(),
+    }
 }
 
 #[cfg(test)]
@@ -200,6 +214,16 @@ mod tests {
         assert_eq!(color("pagetax --color never jobs --color=always --bad"), Some(Color::Always));
         assert_eq!(color("pagetax diagnose --bad -- ls --color=never"), None);
         assert_eq!(color("pagetax --color nope jobs"), None);
+    }
+
+    #[test]
+    fn ranges_are_words() {
+        assert_eq!(
+            in_words_of_ranges("x: 0 is not in 1..=100\n\nmore"),
+            "x: 0 is not from 1 to 100\n\nmore"
+        );
+        assert_eq!(in_words_of_ranges("x: 0 is not in 1.."), "x: 0 is less than 1");
+        assert_eq!(in_words_of_ranges("x is not in use"), "x is not in use");
     }
 
     #[test]

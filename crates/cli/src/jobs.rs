@@ -60,7 +60,7 @@ pub fn load(name: &str) -> Result<Job> {
         bail!("no built-in job is called `{name}`\n  hint: {remedy}");
     }
     output::detail(|| format!("job {name}: the file {}", path.display()));
-    if is_trace(path) {
+    if is_trace(path) || path.extension().is_some_and(|extension| extension == "ptt") {
         return of_trace(path);
     }
     Ok(Job::parse(&read(path)?, name)?)

@@ -86,6 +86,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
         None => show(&args),
         Some(first) => match first.parse::<Nanos>() {
             Ok(time) => watch(&args, Duration::from_nanos(time.0)),
+            Err(_) if !Path::new(first).exists() => bail!(
+                "`{first}` is neither a time nor a file\n  hint: --diff 5s PID, or --diff BEFORE.json AFTER.json"
+            ),
             Err(_) => compare(&args, Path::new(first)),
         },
     }

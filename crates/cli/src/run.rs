@@ -65,7 +65,7 @@ pub struct Args {
     #[command(flatten)]
     outputs: Outputs<Runs>,
 
-    /// Most of this machine's memory that the job may lock, in percent
+    /// Most of this machine's memory that the job may lock, in percent; others need the last 10
     #[arg(long, value_name = "PERCENT", default_value_t = 25,
           value_parser = clap::value_parser!(u8).range(0..=90))]
     lock_limit: u8,

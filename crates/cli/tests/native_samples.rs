@@ -123,9 +123,8 @@ fn no_bursts_have_a_reason() {
     let folder = tempfile::tempdir().unwrap();
     let output = trapstat(&["--sample", "--engine", "native"], &["true"], folder.path());
     assert_eq!(output.status.code(), Some(0));
-    assert!(
-        said(&output).contains("no bursts: the program used too little CPU time"),
-        "{}",
-        said(&output)
-    );
+    // A busy machine can make the start of `true` take more CPU time than a burst needs, but no thread of it.
+    let reasons = ["the program used too little CPU time", "no thread used enough CPU time"];
+    let has = |reason: &&str| said(&output).contains(&format!("no bursts: {reason}"));
+    assert!(reasons.iter().any(has), "{}", said(&output));
 }

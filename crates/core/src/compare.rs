@@ -46,7 +46,12 @@ pub enum ComparableError {
     /// No document of pagetax.
     #[error(transparent)]
     Document(#[from] DocumentError),
-    /// A document of a kind that is not compared, or of none.
+    /// JSON of somebody else.
+    #[error(
+        "it is no report of pagetax\n  hint: write one by `pagetax run --json=FILE` or `pagetax diagnose --json=FILE`"
+    )]
+    Foreign,
+    /// A document of a kind that is not compared.
     #[error("a document of kind `{0}`; `run` and `diagnosis` can be compared")]
     Kind(String),
     /// No report, or reports that do not belong together.
@@ -68,7 +73,8 @@ impl Comparable {
                 Some(Run::KIND) => runs.push(document::from_value(value)?),
                 Some(Runs::KIND) => runs.extend(document::from_value::<Runs>(value)?.runs),
                 Some(Diagnosis::KIND) => diagnoses.push(document::from_value(value)?),
-                kind => return Err(ComparableError::Kind(kind.unwrap_or("none").into())),
+                Some(kind) => return Err(ComparableError::Kind(kind.into())),
+                None => return Err(ComparableError::Foreign),
             }
         }
         let alike = |run: &Run| run.job == runs[0].job && run.machine == runs[0].machine;

@@ -8,6 +8,7 @@ use crate::counter::{COUNTERS, Provenance, Unit, UnitReading, counter};
 use crate::job::nearest;
 use crate::quantity::{Dimension, Params, QuantityError, evaluate};
 use crate::report::{Latency, Run};
+use crate::units::{Bytes, Nanos};
 
 /// Kinds of latency that machines report; `fault` is minor and major together.
 const LATENCY_KINDS: &[&str] = &["fault", "major_fault", "minor_fault", "page_in"];
@@ -51,6 +52,9 @@ pub enum ThresholdError {
         /// The nearest id, or all of them.
         remedy: String,
     },
+    /// There is nothing behind the operator.
+    #[error("`{0}` has no limit; write for example 'p99_fault_ns>20000'")]
+    NoLimit(String),
     /// The limit cannot be evaluated.
     #[error(transparent)]
     Limit(#[from] QuantityError),
@@ -71,6 +75,9 @@ impl std::str::FromStr for Threshold {
         let no_operator = || ThresholdError::NoOperator(text.into());
         let (at, operator) = find_operator(text).ok_or_else(no_operator)?;
         let (id, limit) = (text[..at].trim(), text[at + operator.len()..].trim());
+        if limit.is_empty() {
+            return Err(ThresholdError::NoLimit(text.into()));
+        }
         let unit = unit_of(id).ok_or_else(|| unknown(id))?;
         let quantity = evaluate(limit, &Params::new())?;
         let fits = match (unit, quantity.dimension) {
@@ -153,9 +160,21 @@ impl Threshold {
         match self.holds_for(value) {
             false => Judgement::Passed,
             true => Judgement::Failed(format!(
-                "{} on {}: {} is {value} ({provenance})",
-                self.text, run.machine.name, self.id
+                "{} on {}: {} is {} ({provenance})",
+                self.text,
+                run.machine.name,
+                self.id,
+                self.in_words(value)
             )),
+        }
+    }
+
+    /// Formats a value in its unit, with all its digits.
+    fn in_words(&self, value: f64) -> String {
+        match unit_of(&self.id) {
+            Some(Unit::Ns) if value >= 0.0 => format!("{}, {value} ns", Nanos(value as u64)),
+            Some(Unit::Bytes) if value >= 0.0 => format!("{}, {value} bytes", Bytes(value as u64)),
+            _ => value.to_string(),
         }
     }
 
@@ -306,7 +325,7 @@ mod tests {
         assert!(matches!(judge("cpu_compute_ns>100us"), Judgement::Failed(_)));
         assert!(matches!(judge("cpu_unexplained_ns!=0"), Judgement::Failed(_)));
         let Judgement::Failed(text) = judge("resident_bytes_max>1M") else { panic!() };
-        assert!(text.contains("is 2097152 (measured)"), "{text}");
+        assert!(text.contains("is 2M, 2097152 bytes (measured)"), "{text}");
     }
 
     #[test]

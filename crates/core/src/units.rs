@@ -13,6 +13,9 @@ pub enum UnitError {
     /// Not a number.
     #[error("`{0}` is not {1}; write a number with a unit, as in {2}")]
     Malformed(String, &'static str, &'static str),
+    /// No unit after the number of a time.
+    #[error("`{0}` has no unit: write {0}s for seconds; the units are {1}")]
+    NoUnit(String, &'static str),
     /// An unknown unit after the number.
     #[error("`{0}` has the unknown unit `{1}`; known are {2}")]
     UnknownUnit(String, String, &'static str),
@@ -136,8 +139,10 @@ impl FromStr for Nanos {
         if number.is_empty() {
             return Err(malformed());
         }
-        let factor = time_factor(unit)
-            .ok_or_else(|| UnitError::UnknownUnit(text.into(), unit.into(), TIME_UNITS))?;
+        let factor = time_factor(unit).ok_or_else(|| match unit {
+            "" => UnitError::NoUnit(text.into(), TIME_UNITS),
+            unit => UnitError::UnknownUnit(text.into(), unit.into(), TIME_UNITS),
+        })?;
         scale(text, number, factor).ok_or_else(malformed)?.map(Nanos)
     }
 }
@@ -262,7 +267,7 @@ mod tests {
     fn times_need_a_unit() {
         assert_eq!("800us".parse(), Ok(Nanos(800_000)));
         assert_eq!("1.5min".parse(), Ok(Nanos(90_000_000_000)));
-        assert!(matches!("40".parse::<Nanos>(), Err(UnitError::UnknownUnit(..))));
+        assert!(matches!("40".parse::<Nanos>(), Err(UnitError::NoUnit(..))));
     }
 
     #[test]

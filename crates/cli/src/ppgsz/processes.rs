@@ -41,7 +41,7 @@ pub fn run(args: &Args, advice: &PartSizes, system: &PageSettings) -> Result<Exi
             break;
         }
         let pid = pid_of(&operand);
-        let done = pid.ok_or(Refusal::Gone).and_then(|pid| change_one(args, advice, system, pid));
+        let done = pid.ok_or(Refusal::NoId).and_then(|pid| change_one(args, advice, system, pid));
         match done {
             Ok(Some((verdict, outcome))) => {
                 is_undone &= !args.undo || has_undone(&verdict, &outcome);

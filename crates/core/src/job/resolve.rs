@@ -50,6 +50,7 @@ impl Job {
         scope.insert("page".into(), machine.base_page.bytes().to_string() + "B");
         let mut resolver = Resolver {
             job: self,
+            overrides,
             scope,
             seed: job.seed,
             regions: Vec::new(),
@@ -139,6 +140,8 @@ impl Job {
 
 struct Resolver<'a> {
     job: &'a Job,
+    /// The values of `--set`.
+    overrides: &'a Params,
     scope: Params,
     seed: u64,
     /// Regions with the name of their family.
@@ -159,8 +162,15 @@ type Resolved<T> = Result<T, JobError>;
 
 impl Resolver<'_> {
     fn error(&self, span: Range<usize>, message: String, remedy: impl Into<String>) -> JobError {
-        let (line, column) = line_and_column(&self.job.text, span.start);
-        let place = format!("{}:{line}:{column}", self.job.place);
+        // A value of the command line that the file only refers to is a mistake of the command line.
+        let mut given = self.overrides.iter();
+        let place = match given.find(|(_, value)| message.contains(&format!("`{value}`"))) {
+            Some((name, value)) => format!("--set {name}={value}"),
+            None => {
+                let (line, column) = line_and_column(&self.job.text, span.start);
+                format!("{}:{line}:{column}", self.job.place)
+            }
+        };
         JobError { place, message, remedy: remedy.into() }
     }
 

@@ -10,8 +10,11 @@ use std::os::fd::{AsFd, OwnedFd};
 /// The reason for which a process is left alone.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// Not a number, or no process has it (any more).
-    #[error("no such process")]
+    /// Not a number.
+    #[error("it is no process id\n  hint: list processes with ps -e")]
+    NoId,
+    /// No process has this number, or no longer.
+    #[error("no such process\n  hint: list processes with ps -e")]
     Gone,
     /// Ended, and not waited for.
     #[error("it has ended already")]
