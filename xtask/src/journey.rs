@@ -87,7 +87,7 @@ impl Journey {
         let mut program = self.background("python3 names.py serve")?;
         let walked = (|| {
             let pid = program.id();
-            self.step(&format!("pagetax pmap -s {pid} | grep -c 2048K"), "~")?;
+            self.step(&format!("pagetax why {pid}"), "~")?;
             self.step(&format!("pagetax ppgsz -o heap=2M,anon=2M -p {pid}"), "~")?;
             let large = self.large_bytes(pid)?;
             self.step(&format!("pagetax ppgsz --undo -p {pid}"), "~")?;
