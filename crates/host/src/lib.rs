@@ -7,6 +7,7 @@
 #[path = "../tests/alone/mod.rs"]
 mod alone;
 pub mod cache;
+pub mod code_folder;
 pub mod launch;
 pub mod measure;
 pub mod pages;

@@ -1,11 +1,14 @@
 //! The engines' binaries. pagetax compiles them at their first use, from sources that it contains, and
-//! keeps them in the user's cache.
+//! keeps them in a private folder for code.
 //!
 //! They link with the machine's own Valgrind and QEMU and fit only these, so they cannot be built with
 //! pagetax. The name of a cache folder has a hash of sources, commands and linked libraries: an update
 //! of any of them builds a new engine.
 
-use pagetax_host::cache::{self, NoFolder, Untrusted};
+use pagetax_host::cache;
+use pagetax_host::code_folder::{self, Candidate, FolderRefusal, NoCodeFolder};
+use pagetax_host::launch::program::search_path;
+use rustix::io::Errno;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -40,23 +43,24 @@ pub enum BuildError {
         /// The messages of the compiler.
         output: String,
     },
-    /// The user has no cache folder.
-    #[error(transparent)]
-    NoFolder(#[from] NoFolder),
-    /// Another user could replace the engine.
-    #[error(transparent)]
-    Untrusted(#[from] Untrusted),
-    /// The cache folder cannot be written.
-    #[error(
-        "cannot keep the recorder's engine in {path}: {error}\n  hint: set XDG_CACHE_HOME to a folder that you may write"
-    )]
-    Cache {
-        /// The path of the folder in the cache.
-        path: PathBuf,
-        /// The error that the system returned.
-        error: io::Error,
-    },
+    /// No folder can hold the engine.
+    #[error("the recorder's {0} engine cannot be built{1}")]
+    NoFolder(&'static str, NoCodeFolder),
 }
+
+/// The reason why an engine is not in one folder.
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    /// Another folder may hold it.
+    #[error(transparent)]
+    Folder(#[from] FolderRefusal),
+    /// No folder changes this.
+    #[error(transparent)]
+    Build(#[from] BuildError),
+}
+
+/// The free space that the compiler needs, with its temporary files.
+const BUILD_BYTES: u64 = 16 << 20;
 
 /// Folders of Debian's valgrind package on x86-64.
 const VALGRIND_INCLUDE: &str = "/usr/include/valgrind";
@@ -99,11 +103,11 @@ pub fn valgrind_lib() -> Result<PathBuf, BuildError> {
         let tool = folder.join(TOOL_FILE);
         let mut cc = compiler(&compile.join(" "));
         cc.arg("-I").arg(VALGRIND_INCLUDE).arg(folder.join("valgrind/pagetax.c"));
-        cc.args(link.split_whitespace()).arg("-o").arg(tool).arg(core);
+        cc.args(link.split_whitespace()).arg("-o").arg(tool).arg(&core);
         cc.arg(Path::new(VALGRIND_LIBS).join("libvex-amd64-linux.a")).arg("-lgcc");
         cc.arg(Path::new(VALGRIND_LIBS).join("libgcc-sup-amd64-linux.a"));
-        recipe.compile(cc)?;
-        link_package(folder).map_err(|error| BuildError::Cache { path: folder.into(), error })
+        recipe.compile(cc, folder)?;
+        Ok(link_package(folder).map_err(|error| FolderRefusal::System(folder.into(), error))?)
     })
 }
 
@@ -119,7 +123,7 @@ pub fn qemu_plugin() -> Result<PathBuf, BuildError> {
     let folder = recipe.cached(|folder| {
         let mut cc = compiler(&recipe.options);
         cc.arg(folder.join("qemu/pagetax.c")).arg("-o").arg(folder.join(PLUGIN_FILE));
-        recipe.compile(cc)
+        recipe.compile(cc, folder)
     })?;
     Ok(folder.join(PLUGIN_FILE))
 }
@@ -130,7 +134,8 @@ fn missing(what: &str, package: &'static str) -> BuildError {
 
 fn compiler(options: &str) -> Command {
     let mut cc = Command::new("cc");
-    cc.args(options.split_whitespace());
+    // Without PATH, gcc does not find its linker. The messages are searched for the system's words.
+    cc.args(options.split_whitespace()).env("PATH", search_path()).env("LC_ALL", "C");
     cc
 }
 
@@ -158,25 +163,35 @@ struct BuildRecipe<'a> {
 
 impl BuildRecipe<'_> {
     /// Returns the folder with the engine; builds it if needed.
-    fn cached(
-        &self,
-        make: impl FnOnce(&Path) -> Result<(), BuildError>,
-    ) -> Result<PathBuf, BuildError> {
-        self.cached_in(&cache::folder()?.join("recorder"), make)
+    fn cached(&self, make: impl Fn(&Path) -> Result<(), Failure>) -> Result<PathBuf, BuildError> {
+        self.cached_in(code_folder::candidates(), make)
     }
 
     fn cached_in(
         &self,
-        parent: &Path,
-        make: impl FnOnce(&Path) -> Result<(), BuildError>,
+        candidates: impl IntoIterator<Item = Candidate>,
+        make: impl Fn(&Path) -> Result<(), Failure>,
     ) -> Result<PathBuf, BuildError> {
-        let parent = cache::private_folder(parent)?;
+        let fill = |parent: &Path| match self.found_or_made(parent, &make) {
+            Ok(folder) => Ok(Ok(folder)),
+            Err(Failure::Build(error)) => Ok(Err(error)),
+            Err(Failure::Folder(refusal)) => Err(refusal),
+        };
+        code_folder::first_filled(candidates, Path::new("recorder"), BUILD_BYTES, fill)
+            .map_err(|folders| BuildError::NoFolder(self.engine, folders))?
+    }
+
+    fn found_or_made(
+        &self,
+        parent: &Path,
+        make: impl Fn(&Path) -> Result<(), Failure>,
+    ) -> Result<PathBuf, Failure> {
         let folder = parent.join(format!("{}-{:016x}", self.engine, self.hash()));
         if !folder.exists() {
-            self.make_in(&parent, &folder, make)?;
+            self.make_in(parent, &folder, make)?;
         }
-        cache::private_folder(&folder)?;
-        cache::check_file(&folder.join(self.result))?;
+        cache::private_folder(&folder).map_err(FolderRefusal::from)?;
+        cache::check_file(&folder.join(self.result)).map_err(FolderRefusal::from)?;
         Ok(folder)
     }
 
@@ -185,9 +200,9 @@ impl BuildRecipe<'_> {
         &self,
         parent: &Path,
         folder: &Path,
-        make: impl FnOnce(&Path) -> Result<(), BuildError>,
-    ) -> Result<(), BuildError> {
-        let failed = |error| BuildError::Cache { path: parent.into(), error };
+        make: impl Fn(&Path) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        let failed = |error| FolderRefusal::System(parent.into(), error);
         let scratch = tempfile::tempdir_in(parent).map_err(failed)?;
         for (name, text) in self.sources {
             let path = scratch.path().join(name);
@@ -199,7 +214,7 @@ impl BuildRecipe<'_> {
         cache::make_private(&scratch.path().join(self.result)).map_err(failed)?;
         // Another pagetax may have built the same engine first.
         match std::fs::rename(scratch.path(), folder) {
-            Err(error) if !folder.exists() => Err(failed(error)),
+            Err(error) if !folder.exists() => Err(failed(error).into()),
             _ => Ok(()),
         }
     }
@@ -214,16 +229,28 @@ impl BuildRecipe<'_> {
         hasher.finish()
     }
 
-    fn compile(&self, mut cc: Command) -> Result<(), BuildError> {
-        match cc.output() {
-            Ok(output) if output.status.success() => Ok(()),
-            Ok(output) => {
-                let output = String::from_utf8_lossy(&output.stderr).trim_end().to_string();
-                Err(BuildError::Compiler { engine: self.engine, output })
-            }
-            Err(_) => Err(missing("a C compiler (cc)", "gcc")),
+    fn compile(&self, mut cc: Command, folder: &Path) -> Result<(), Failure> {
+        let Ok(output) = cc.env("TMPDIR", folder).output() else {
+            return Err(missing("a C compiler (cc)", "gcc").into());
+        };
+        if output.status.success() {
+            return Ok(());
         }
+        let output = String::from_utf8_lossy(&output.stderr).trim_end().to_string();
+        Err(match out_of_space(&output) {
+            Some(error) => FolderRefusal::System(folder.into(), error).into(),
+            None => BuildError::Compiler { engine: self.engine, output }.into(),
+        })
     }
+}
+
+/// Returns the error of a full disk or quota, if the messages of a compiler contain its words.
+fn out_of_space(messages: &str) -> Option<io::Error> {
+    let errors = [Errno::NOSPC, Errno::DQUOT].map(io::Error::from);
+    errors.into_iter().find(|error| {
+        let words = error.to_string();
+        words.split(" (os error").next().is_some_and(|words| messages.contains(words))
+    })
 }
 
 #[cfg(test)]
@@ -242,10 +269,10 @@ mod tests {
     };
 
     fn made(parent: &Path, count: &Cell<u32>) -> Result<PathBuf, BuildError> {
-        RECIPE.cached_in(parent, |folder| {
+        RECIPE.cached_in([Ok(parent.into())], |folder| {
             count.set(count.get() + 1);
-            let failed = |error| BuildError::Cache { path: folder.into(), error };
-            std::fs::write(folder.join("engine"), "ours").map_err(failed)
+            let failed = |error| FolderRefusal::System(folder.into(), error);
+            Ok(std::fs::write(folder.join("engine"), "ours").map_err(failed)?)
         })
     }
 
@@ -253,9 +280,9 @@ mod tests {
     fn an_engine_is_made_once() {
         let keep = tempfile::tempdir().unwrap();
         let count = Cell::new(0);
-        let folder = made(&keep.path().join("recorder"), &count).unwrap();
+        let folder = made(keep.path(), &count).unwrap();
         assert_eq!(std::fs::read(folder.join("engine")).unwrap(), b"ours");
-        assert_eq!(made(&keep.path().join("recorder"), &count).unwrap(), folder);
+        assert_eq!(made(keep.path(), &count).unwrap(), folder);
         assert_eq!(count.get(), 1);
     }
 
@@ -267,17 +294,39 @@ mod tests {
         std::fs::create_dir(&open).unwrap();
         std::fs::set_permissions(&open, Permissions::from_mode(0o777)).unwrap();
         let error = made(&open, &count).unwrap_err();
-        assert!(matches!(error, BuildError::Untrusted(Untrusted::Foreign { .. })), "{error}");
+        assert!(error.to_string().contains("written by others"), "{error}");
 
-        let folder = made(&keep.path().join("recorder"), &count).unwrap();
+        let folder = made(keep.path(), &count).unwrap();
         std::fs::set_permissions(folder.join("engine"), Permissions::from_mode(0o777)).unwrap();
-        let error = made(&keep.path().join("recorder"), &count).unwrap_err();
+        let error = made(keep.path(), &count).unwrap_err();
         assert!(error.to_string().contains("written by others"), "{error}");
         if rustix::process::geteuid().is_root() {
             std::fs::set_permissions(folder.join("engine"), Permissions::from_mode(0o755)).unwrap();
             std::os::unix::fs::chown(folder.join("engine"), Some(65_533), None).unwrap();
-            let error = made(&keep.path().join("recorder"), &count).unwrap_err();
+            let error = made(keep.path(), &count).unwrap_err();
             assert!(error.to_string().contains("belongs to user 65533"), "{error}");
         }
+    }
+
+    #[test]
+    fn a_folder_that_refuses_is_passed_over_and_a_compiler_that_fails_is_not_tried_twice() {
+        let keep = tempfile::tempdir().unwrap();
+        let folders = || ["first", "second"].map(|name| Ok(keep.path().join(name)));
+        let full = |folder: &Path| match folder.starts_with(keep.path().join("first")) {
+            true => Err(out_of_space("cc1: No space left on device").unwrap()),
+            false => std::fs::write(folder.join("engine"), "ours"),
+        };
+        let made = RECIPE.cached_in(folders(), |folder| {
+            Ok(full(folder).map_err(|error| FolderRefusal::System(folder.into(), error))?)
+        });
+        assert!(made.unwrap().starts_with(keep.path().join("second")));
+
+        let (count, other) = (Cell::new(0), BuildRecipe { engine: "other", ..RECIPE });
+        let error = other.cached_in(folders(), |_| {
+            count.set(count.get() + 1);
+            Err(BuildError::Compiler { engine: "other", output: "line 1".into() }.into())
+        });
+        assert!(matches!(error.unwrap_err(), BuildError::Compiler { .. }));
+        assert_eq!((count.get(), out_of_space("line 1").is_none()), (1, true));
     }
 }

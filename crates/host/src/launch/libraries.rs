@@ -5,8 +5,9 @@
 //! the user names a directory. Only this user, root and the owner of `/` can change that file (see
 //! [`crate::cache`]). A debug build carries nothing and uses the libraries that cargo built beside it.
 
-use super::preload::{Preload, PreloadError};
-use crate::cache::{self, NoFolder, Untrusted};
+use super::preload::Preload;
+use crate::cache;
+use crate::code_folder::{self, Candidate, FolderRefusal, NoCodeFolder};
 use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -54,47 +55,8 @@ pub enum LibraryError {
     )]
     NotBuilt(String),
     /// No directory took it.
-    #[error(
-        "{name} cannot be unpacked{}\n  hint: set XDG_CACHE_HOME to a directory of yours on a file system \
-         with {} MB free and without noexec",
-        list(.refusals), .bytes.div_ceil(1 << 20)
-    )]
-    Unpack {
-        /// The file name of the library.
-        name: String,
-        /// The length of the unpacked library.
-        bytes: usize,
-        /// The refusal of each directory that was tried.
-        refusals: Vec<DirectoryRefusal>,
-    },
-}
-
-/// The reason why one directory cannot hold a library.
-#[derive(Debug, thiserror::Error)]
-pub enum DirectoryRefusal {
-    /// The environment names no cache.
-    #[error("neither XDG_CACHE_HOME nor HOME is set")]
-    NoFolder(#[from] NoFolder),
-    /// Another user could change it, or it cannot be made.
-    #[error("{}", first_line(.0))]
-    Untrusted(#[from] Untrusted),
-    /// The loader would read its path as several.
-    #[error("{}", first_line(.0))]
-    Loader(#[from] PreloadError),
-    /// The loader may not map code from it.
-    #[error("{0} is mounted noexec")]
-    NoExec(PathBuf),
-    /// It cannot be written or read.
-    #[error("{0}: {1}")]
-    System(PathBuf, io::Error),
-}
-
-fn first_line(error: &impl ToString) -> String {
-    error.to_string().lines().next().unwrap_or_default().into()
-}
-
-fn list(refusals: &[DirectoryRefusal]) -> String {
-    refusals.iter().map(|refusal| format!("\n  {refusal}")).collect()
+    #[error("{0} cannot be unpacked{1}")]
+    Unpack(String, NoCodeFolder),
 }
 
 /// Registers the libraries that the program carries. Later calls change nothing.
@@ -118,7 +80,7 @@ pub fn find(name: &str) -> Result<PathBuf, LibraryError> {
         // Other users may read an installed library, so children that change their user can load it too.
         Some(own) => match beside(name).filter(|path| own.is_installed(path)) {
             Some(path) => Ok(path),
-            None => own.unpacked(directories()),
+            None => own.unpacked(code_folder::candidates()),
         },
     }
 }
@@ -134,17 +96,6 @@ pub fn write_all(directory: &Path) -> io::Result<()> {
     }
     std::fs::create_dir_all(directory)?;
     carried.iter().try_for_each(|own| own.write(directory))
-}
-
-/// Returns the directories to unpack into, best first. The last two serve users without a home, and homes
-/// that are read-only, full or mounted noexec.
-fn directories() -> Vec<Result<PathBuf, DirectoryRefusal>> {
-    let user = rustix::process::geteuid().as_raw();
-    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-    let runtime = runtime.filter(|path| path.is_absolute()).map(|path| Ok(path.join("pagetax")));
-    let temporary = Path::new("/tmp").join(format!("pagetax-{user}"));
-    let cache = cache::folder().map_err(DirectoryRefusal::from);
-    [Some(cache), runtime, Some(Ok(temporary))].into_iter().flatten().collect()
 }
 
 /// Returns the path of a file beside the program, where cargo or an installation puts it.
@@ -179,31 +130,22 @@ impl CarriedLibrary {
     /// Unpacks it into the first directory that can hold it, if none has it yet.
     fn unpacked(
         &self,
-        directories: impl IntoIterator<Item = Result<PathBuf, DirectoryRefusal>>,
+        directories: impl IntoIterator<Item = Candidate>,
     ) -> Result<PathBuf, LibraryError> {
-        let mut refusals = Vec::new();
-        for directory in directories {
-            match directory.and_then(|directory| self.unpack(&directory)) {
-                Ok(path) => return Ok(path),
-                Err(refusal) => refusals.push(refusal),
-            }
-        }
-        let bytes = self.content().map_or(0, |content| content.len());
-        Err(LibraryError::Unpack { name: self.name.into(), bytes, refusals })
+        let name = Path::new("libraries").join(format!("{:016x}", self.hash));
+        let bytes = lz4_flex::block::uncompressed_size(self.compressed).map_or(0, |(size, _)| size);
+        code_folder::first_filled(directories, &name, bytes as u64, |directory| {
+            self.unpack(directory)
+        })
+        .map_err(|error| LibraryError::Unpack(self.name.into(), error))
     }
 
-    fn unpack(&self, directory: &Path) -> Result<PathBuf, DirectoryRefusal> {
-        let named_by_hash = directory.join("libraries").join(format!("{:016x}", self.hash));
-        let directory = cache::private_folder(&named_by_hash)?;
-        let failed = |error: io::Error| DirectoryRefusal::System(directory.clone(), error);
-        let mount = rustix::fs::statvfs(&directory).map_err(|error| failed(error.into()))?;
-        if mount.f_flag.contains(rustix::fs::StatVfsMountFlags::NOEXEC) {
-            return Err(DirectoryRefusal::NoExec(directory));
-        }
+    fn unpack(&self, directory: &Path) -> Result<PathBuf, FolderRefusal> {
         let path = directory.join(self.name);
         Preload::new(&path)?;
         if cache::check_file(&path).is_err() || !self.is_in(&path) {
-            self.write(&directory).map_err(failed)?;
+            self.write(directory)
+                .map_err(|error| FolderRefusal::System(directory.into(), error))?;
             cache::check_file(&path)?;
         }
         Ok(path)
@@ -227,6 +169,7 @@ impl CarriedLibrary {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cache::NoFolder;
     use std::fs::Permissions;
     use std::os::unix::fs::MetadataExt;
     use std::process::Command;

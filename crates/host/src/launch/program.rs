@@ -258,8 +258,8 @@ fn along_path(name: &OsStr) -> Result<PathBuf, ProgramError> {
             () => Err(ProgramError::NotFound(text())),
         };
     }
-    let path = std::env::var_os("PATH").unwrap_or("/usr/local/bin:/usr/bin:/bin".into());
-    let places: Vec<PathBuf> = std::env::split_paths(&path).map(|place| place.join(name)).collect();
+    let places: Vec<PathBuf> =
+        std::env::split_paths(&search_path()).map(|place| place.join(name)).collect();
     match places.iter().find(|place| runnable(place)) {
         Some(found) => Ok(found.clone()),
         None if places.iter().any(|place| place.is_file()) => {
@@ -267,6 +267,11 @@ fn along_path(name: &OsStr) -> Result<PathBuf, ProgramError> {
         }
         None => Err(ProgramError::NotFound(text())),
     }
+}
+
+/// Returns PATH, or its default as under `env -i`.
+pub fn search_path() -> OsString {
+    std::env::var_os("PATH").unwrap_or("/usr/local/bin:/usr/bin:/bin".into())
 }
 
 /// Returns true if a program of this name is on PATH.
