@@ -72,8 +72,10 @@ pub fn run<C: Consumer>(
     let (data, code) = options.filters;
     let mut rings = Rings::new(data, code, options.follow, options.sample)
         .map_err(|error| SessionError("share memory with the recorder", error))?;
-    let log = tempfile::NamedTempFile::new()
-        .map_err(|error| SessionError("make a file for the recorder's messages", error))?;
+    let log = tempfile::NamedTempFile::new().map_err(|error| {
+        let hint = format!("{error}\n  hint: set TMPDIR to a directory that you may write");
+        SessionError("make a file for the recorder's messages", io::Error::other(hint))
+    })?;
     let start = Instant::now();
     let RecordOptions { engine, argv, follow, .. } = *options;
     let mut launcher = engine.launcher(&rings.path(), log.path(), argv, follow);
