@@ -3,7 +3,7 @@
 use crate::output::{self, Color, Messages};
 use crate::{
     build, calibrate, compare, diagnose, doctor, exit, jobs, machines, manual, misscurve, pagesize,
-    pmap, ppgsz, record, remote, reproduce, run, serve, servers, trapstat, whatif, why, words,
+    pmap, ppgsz, record, remote, report, reproduce, run, serve, servers, trapstat, whatif, why, words,
 };
 use anyhow::Result;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
@@ -22,7 +22,7 @@ Examples:
 const GROUPS: &[(&str, &[&str])] = &[
     ("Look at a program", &["diagnose", "trapstat", "whatif", "misscurve", "pmap", "why"]),
     ("Change it", &["ppgsz", "build", "remote"]),
-    ("Record and replay", &["record", "run", "compare", "jobs", "machines", "reproduce"]),
+    ("Record and replay", &["record", "run", "compare", "report", "jobs", "machines", "reproduce"]),
     ("Memory servers", &["serve", "servers"]),
     ("Setup", &["doctor", "calibrate", "pagesize", "completions", "man"]),
 ];
@@ -72,6 +72,7 @@ pub enum Command {
     Ppgsz(ppgsz::Args),
     Run(run::Args),
     Compare(compare::Args),
+    Report(report::Args),
     Doctor(doctor::Args),
     Calibrate(calibrate::Args),
     Jobs(jobs::Args),
@@ -101,6 +102,7 @@ impl Command {
             Command::Diagnose(args) => diagnose::run(args),
             Command::Ppgsz(args) => ppgsz::run(args),
             Command::Compare(args) => compare::run(args),
+            Command::Report(args) => report::run(args),
             Command::Run(args) => run::run(args),
             Command::Doctor(args) => doctor::run(args),
             Command::Calibrate(args) => calibrate::run(args),

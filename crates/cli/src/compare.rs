@@ -3,7 +3,6 @@
 use crate::output::{documents::Outputs, text};
 use anyhow::{Context, Result, bail};
 use pagetax_core::compare::{Comparable, Comparison, Row, compare};
-use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -18,7 +17,7 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(before_help = EXAMPLES)]
 pub struct Args {
-    /// The report to compare with
+    /// The report to compare with: JSON, or a page of --html
     first: PathBuf,
 
     /// The report to compare; its values are divided by those of the first
@@ -47,12 +46,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
 }
 
 fn read(path: &Path) -> Result<Comparable> {
-    let mut text = String::new();
-    match path == Path::new("-") {
-        true => std::io::stdin().read_to_string(&mut text),
-        false => std::fs::File::open(path).and_then(|mut file| file.read_to_string(&mut text)),
-    }
-    .with_context(|| format!("cannot read {}; write it with --json=FILE", path.display()))?;
+    let documents = crate::report::read(path)?;
+    let text: String = documents.into_iter().map(|document| document.text).collect();
     Comparable::parse(&text).with_context(|| path.display().to_string())
 }
 

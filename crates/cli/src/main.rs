@@ -26,6 +26,7 @@ mod processes;
 mod record;
 mod recorded;
 mod remote;
+mod report;
 mod reproduce;
 mod run;
 mod serve;

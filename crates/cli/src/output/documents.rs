@@ -1,10 +1,11 @@
 //! The one seam between a command's result and its formats.
 //!
-//! A command makes a [`Document`] and gives it to [`Outputs::print`] with its text. Every document is JSON as
-//! well. A further format is a file in documents/, and a [`Format`] in the row of each kind that has it. Its
+//! A command makes a [`Document`] and gives it to [`Outputs::print`] with its text. Every document is JSON and
+//! a page as well. A further format is a file in documents/, and a [`Format`] in the row of each kind that has it. Its
 //! option, its help and its destination follow from the row.
 
 pub mod csv;
+pub mod html;
 
 use super::{check_writable, misscurve, print, reproduction, write_file};
 use anyhow::Result;
@@ -37,7 +38,7 @@ pub struct Format<D> {
 
 /// A document that a command prints.
 pub trait Output: Document + Sized + 'static {
-    /// The formats that it has besides text and JSON.
+    /// The formats that it has besides text, JSON and the page.
     const FORMATS: &'static [Format<Self>];
 }
 
@@ -85,15 +86,20 @@ pub struct Outputs<D> {
     document: PhantomData<D>,
 }
 
-/// Returns JSON and the further formats of a kind.
+/// Returns JSON, the page and the further formats of a kind.
 fn formats<D: Output>() -> impl Iterator<Item = Format<D>> {
     let json = Format { name: "json", what: "all of it as JSON", render: |d: &D| Ok(d.to_json()?) };
+    let html = Format { name: "html", what: "all of it as a page for a browser", render: as_page };
     let further = D::FORMATS.iter().map(|Format { name, what, render }| Format {
         name,
         what,
         render: *render,
     });
-    std::iter::once(json).chain(further)
+    [json, html].into_iter().chain(further)
+}
+
+fn as_page<D: Output>(document: &D) -> Result<String> {
+    html::page(&[html::NamedJson { name: D::KIND.into(), text: document.to_json()? }])
 }
 
 impl<D: Output> Outputs<D> {

@@ -104,7 +104,7 @@ fn cannot_write(path: &Path) -> String {
     format!("cannot write {}\n  hint: name a file that you may write", path.display())
 }
 
-fn write_file(path: &Path, text: &str) -> Result<()> {
+pub fn write_file(path: &Path, text: &str) -> Result<()> {
     std::fs::write(path, without_error_numbers(text)).with_context(|| cannot_write(path))
 }
 
