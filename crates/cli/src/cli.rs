@@ -3,7 +3,8 @@
 use crate::output::{self, Color, Messages};
 use crate::{
     build, calibrate, compare, diagnose, doctor, exit, jobs, machines, manual, misscurve, pagesize,
-    pmap, ppgsz, record, remote, report, reproduce, run, serve, servers, trapstat, whatif, why, words,
+    pmap, ppgsz, record, remote, report, reproduce, run, serve, servers, trapstat, whatif, why,
+    words,
 };
 use anyhow::Result;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};

@@ -83,8 +83,9 @@ fn is_interval(word: &str) -> bool {
 
 fn check_spelling(word: &str, option: &Arg, next: Option<&OsString>) -> Result<()> {
     let next = next.map(|next| next.to_string_lossy());
-    let file = next
-        .filter(|file| [".json", ".html", ".csv", ".md"].iter().any(|extension| file.ends_with(extension)));
+    let file = next.filter(|file| {
+        [".json", ".html", ".csv", ".md"].iter().any(|extension| file.ends_with(extension))
+    });
     match file.filter(|_| option.is_require_equals_set()) {
         None => Ok(()),
         Some(file) => Err(anyhow!(

@@ -1,7 +1,7 @@
 //! `pagetax diagnose` and `compare` on real programs, on misbehaving ones, and interrupted.
 
 use pagetax_core::cause::Account;
-use pagetax_core::diagnosis::{AS_IS, Diagnosis, Trial};
+use pagetax_core::diagnosis::{AS_IS, CHECK, Diagnosis, Trial};
 use pagetax_core::exit::Exit;
 use std::io::{BufRead, Write};
 use std::path::Path;
@@ -133,6 +133,28 @@ fn a_pipe_that_nobody_writes_to_is_waited_for_with_a_word() {
     drop(child.stdin.take());
     wait_at_most(&mut child, Duration::from_secs(60));
     assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn a_check_repeats_the_command_as_it_is_and_never_wins() {
+    let output = diagnose(&["--check", "--runs", "3", "--pages", "2M"], &["python3", "-c", DICT]);
+    let diagnosis = document(&output);
+    let check = trial(&diagnosis, CHECK);
+    assert_eq!((check.runs_ns.len(), &*check.mechanism), (3, &*trial(&diagnosis, AS_IS).mechanism));
+    assert!(check.speedup.is_some(), "it is compared as the others are");
+    assert_ne!(diagnosis.verdict.winner.as_deref(), Some(CHECK));
+}
+
+#[test]
+fn the_start_of_a_short_command_is_measured_beside_each_run() {
+    let options = ["--runs", "3", "--pages", "stack=2M"];
+    let short = document(&diagnose(&options, &["true"]));
+    assert!(short.trials.iter().all(|trial| trial.start_ns.len() == 3), "{:?}", short.trials);
+    assert_eq!((&short.verdict.winner, &short.verdict.apply), (&None, &None));
+    let reason = &short.verdict.reason;
+    assert!(reason.starts_with("no verdict: of ") && reason.contains("does nothing"), "{reason}");
+    let long = document(&diagnose(&options, &["sleep", "0.15"]));
+    assert!(long.trials.iter().all(|trial| trial.start_ns.is_empty()), "{:?}", long.trials);
 }
 
 #[test]

@@ -30,8 +30,10 @@ pub fn render(diagnosis: &Diagnosis) -> String {
         diagnosis.trials.len()
     );
     let bold = anstyle::Style::new().bold();
-    let head = format!("{bold}{title}{bold:#}\n{}", short_trials(diagnosis));
     let tail = tax(diagnosis) + &warnings(diagnosis) + &short_verdict(diagnosis);
+    // The title is a line, and one says why a trial has memory on small pages.
+    let room = LINES.saturating_sub(tail.lines().count() + 2);
+    let head = format!("{bold}{title}{bold:#}\n{}", short_trials(diagnosis, room));
     let room = LINES.saturating_sub(head.lines().count() + tail.lines().count());
     head + &shares(diagnosis, room.max(1)) + &tail
 }
@@ -57,9 +59,10 @@ fn fit(line: &str, columns: usize) -> String {
     }
 }
 
-fn short_trials(diagnosis: &Diagnosis) -> String {
+/// Renders the trials in so many lines. Where there are more trials, the fastest ones are shown.
+fn short_trials(diagnosis: &Diagnosis, room: usize) -> String {
     let winner = diagnosis.verdict.winner.as_deref();
-    let row = |trial: &Trial| {
+    let row = |trial: &&Trial| {
         let share = trial.took.fraction.map_or(text::MISSING.into(), percent);
         let is_winner = Some(trial.name.as_str()) == winner;
         vec![
@@ -74,15 +77,45 @@ fn short_trials(diagnosis: &Diagnosis) -> String {
     };
     let time = if diagnosis.basis.is_elapsed() { "time" } else { "CPU time" };
     let headings = ["trial", time, "speed-up (95 %)", "memory", "large pages", "page faults", ""];
-    let rows = diagnosis.trials.iter().map(row).collect();
+    // An empty line and the headings stand above the rows.
+    let room = room.saturating_sub(2);
+    let not_tried = not_tried(&diagnosis.skipped, room.saturating_sub(diagnosis.trials.len()));
+    let shown = shown_trials(diagnosis, room.saturating_sub(not_tried.len()));
+    let rows = shown.iter().map(row).collect();
     let mut out = format!("\n{}", text::table(&headings, &[1, 3, 4, 5], rows));
-    for skipped in &diagnosis.skipped {
-        out += &format!(
-            "{}\n",
-            fit(&format!("  {}  not tried: {}", skipped.name, skipped.why), COLUMNS)
-        );
+    let hidden = diagnosis.trials.len() - shown.len();
+    if hidden > 0 {
+        out += &format!("  {hidden} slower trials: --full\n");
     }
-    out
+    out + &not_tried.concat()
+}
+
+/// Returns a line for each trial that was not made, or one for all if there is no room.
+fn not_tried(skipped: &[Skipped], room: usize) -> Vec<String> {
+    let line = |text: String| format!("{}\n", fit(&text, COLUMNS));
+    if skipped.len() <= room.max(1) {
+        let each = |one: &Skipped| line(format!("  {}  not tried: {}", one.name, one.why));
+        return skipped.iter().map(each).collect();
+    }
+    let names: Vec<&str> = skipped.iter().map(|one| one.name.as_str()).collect();
+    vec![line(format!("  not tried (--full has the reasons): {}", names.join(", ")))]
+}
+
+/// Returns so many trials in their order: those that others are compared with, the winner, and the fastest
+/// ones. If any is left out, its line is counted.
+fn shown_trials(diagnosis: &Diagnosis, room: usize) -> Vec<&Trial> {
+    let trials = &diagnosis.trials;
+    if trials.len() <= room {
+        return trials.iter().collect();
+    }
+    let is_kept = |trial: &Trial| {
+        [AS_IS, BASE, CHECK].contains(&trial.name.as_str())
+            || Some(&trial.name) == diagnosis.verdict.winner.as_ref()
+    };
+    let mut best: Vec<&Trial> = trials.iter().collect();
+    best.sort_by_key(|trial| (!is_kept(trial), diagnosis.basis.median_ns(trial)));
+    best.truncate(room.saturating_sub(1).max(1));
+    trials.iter().filter(|trial| best.iter().any(|shown| shown.name == trial.name)).collect()
 }
 
 /// Renders in so many lines why trials have memory on small pages: first the trial that counts, and trials of
@@ -420,6 +453,13 @@ mod tests {
         let none = fits(&diagnosis("true", same));
         assert!(!none.contains("Apply it"), "{none}");
         fits(&diagnosis(&"long word ".repeat(50), all()));
+        let sizes = ["64K", "128K", "256K", "512K", "1M", "4M", "8M", "16M", "32M", "64M", "1G"];
+        let slower =
+            (3_000..).zip(sizes).map(|(ms, size)| trial(&format!("mthp-{size}"), ms, 0.5, 99));
+        let many = fits(&diagnosis("true", all().into_iter().chain(slower).collect()));
+        let shown = ["as-is", "base", "thp-2M", "all-2M", "slower trials: --full"];
+        shown.iter().for_each(|part| assert!(many.contains(part), "{part}: {many}"));
+        assert!(many.contains("not tried (--full has the reasons): mthp-64K, text-2M"), "{many}");
         fits(&diagnosis("a\nb", vec![trial(AS_IS, 1_000, 0.0, 1)]));
     }
 }

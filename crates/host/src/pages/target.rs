@@ -39,6 +39,12 @@ pub enum Refusal {
     /// It is this process.
     #[error("pagetax does not change itself")]
     Own,
+    /// It has capabilities that this process lacks, or is outside its user namespace.
+    #[error(
+        "the kernel does not let this root change it\n  hint: run pagetax outside the container, or with \
+         CAP_SYS_PTRACE"
+    )]
+    Denied,
     /// An error of the kernel.
     #[error("the kernel does not let us: {0}")]
     System(String),
@@ -155,6 +161,7 @@ fn check_class(pid: Pid) -> Result<(), Refusal> {
             Some(libc::EACCES | libc::EPERM) if !rustix::process::geteuid().is_root() => {
                 Err(Refusal::SetId)
             }
+            Some(libc::EACCES | libc::EPERM) => Err(Refusal::Denied),
             Some(libc::ENOENT | libc::ESRCH) => Err(Refusal::Gone),
             _ => Err(Refusal::System(error.to_string())),
         },

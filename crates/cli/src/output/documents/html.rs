@@ -43,7 +43,8 @@ pub fn page(documents: &[NamedJson]) -> Result<String> {
             MOST_BYTES / 1_000_000
         );
     }
-    let (before, after) = SHELL.split_once(MARKER).context("the page has no place for documents")?;
+    let (before, after) =
+        SHELL.split_once(MARKER).context("the page has no place for documents")?;
     let elements: Vec<String> = documents.iter().map(element).collect::<Result<_>>()?;
     Ok(format!("{before}{}{after}", elements.join("\n")))
 }
@@ -94,7 +95,9 @@ pub fn split(name: &str, text: &str) -> Result<Vec<NamedJson>> {
     while let Some(value) = values.next() {
         let value = value.map_err(document::DocumentError::from)?;
         if document::kind_of(&value)?.is_none() {
-            bail!("not a document of pagetax: it states no kind\n  hint: write one with --json=FILE");
+            bail!(
+                "not a document of pagetax: it states no kind\n  hint: write one with --json=FILE"
+            );
         }
         let end = values.byte_offset();
         // The newline that ends a document belongs to it.
@@ -115,7 +118,10 @@ fn escaped(text: &str) -> String {
 }
 
 fn unescaped(text: &str) -> String {
-    ESCAPES.iter().rev().fold(text.into(), |text: String, (plain, escape)| text.replace(escape, plain))
+    ESCAPES
+        .iter()
+        .rev()
+        .fold(text.into(), |text: String, (plain, escape)| text.replace(escape, plain))
 }
 
 #[cfg(test)]
