@@ -8,10 +8,14 @@ use crate::diagnosis::{Diagnosis, Trial};
 use crate::document::{self, Document, DocumentError};
 use crate::report::{Environment, Run, Runs};
 use crate::stats::{Ratio, median, ratio_of_groups};
+use crate::units::{Bytes, Nanos};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+/// The rows about elapsed time, of runs and of diagnoses.
+const WALL: &str = "wall_ns";
+const AS_IS_WALL: &str = "as-is wall_ns";
 /// Seed of the resampling, so that the same documents give the same intervals.
 const SEED: u64 = 2004;
 /// Facts of an environment that make another machine of it.
@@ -34,7 +38,7 @@ const SETTINGS: &[&str] = &[
 /// Reports that can be compared with others of their kind.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Comparable {
-    /// Runs of one job on one machine, at least one.
+    /// Runs of one job on one machine, at least one. Their parameters are equal.
     Runs(Vec<Run>),
     /// One diagnosis.
     Diagnosis(Box<Diagnosis>),
@@ -125,32 +129,112 @@ pub struct Comparison {
     pub settings: Vec<String>,
     /// Quantities that both have.
     pub rows: Vec<Row>,
+    /// What the two reports are called.
+    #[serde(default)]
+    pub names: [String; 2],
+    /// What differs between the sides on purpose: parameters of the job, its seed, arguments of the command.
+    #[serde(default)]
+    pub parameters: Vec<String>,
+    /// The sentence about the elapsed time, and what changed most with it. Null if a side has no time.
+    #[serde(default)]
+    pub verdict: Option<String>,
 }
 
 impl Document for Comparison {
     const KIND: &'static str = "comparison";
 }
 
-/// Compares. Documents of different kinds have no rows in common.
-pub fn compare(first: &Comparable, second: &Comparable) -> Comparison {
-    let mut incomparable = match (first, second) {
-        (Comparable::Runs(a), Comparable::Runs(b)) => jobs_differ(&a[0], &b[0]),
-        (Comparable::Diagnosis(a), Comparable::Diagnosis(b)) => {
-            different("command", &a.command.join(" "), &b.command.join(" ")).into_iter().collect()
+/// Comparisons of one report with each of several others. That of two alone is written as [`Comparison`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct Comparisons {
+    /// One for each other report, in their order.
+    pub comparisons: Vec<Comparison>,
+}
+
+impl Document for Comparisons {
+    const KIND: &'static str = "comparisons";
+
+    fn to_json(&self) -> Result<String, serde_json::Error> {
+        match &self.comparisons[..] {
+            [one] => one.to_json(),
+            _ => document::write(self),
         }
-        _ => vec!["one is a run, the other a diagnosis".into()],
+    }
+}
+
+/// A report and its name.
+pub type Side<'a> = (&'a str, &'a Comparable);
+
+/// Compares. Documents of different kinds have no rows in common.
+pub fn compare(first: Side<'_>, second: Side<'_>) -> Comparison {
+    let names = [first.0, second.0].map(String::from);
+    let (first, second) = (first.1, second.1);
+    let (mut incomparable, parameters) = match (first, second) {
+        (Comparable::Runs(a), Comparable::Runs(b)) => {
+            (jobs_differ(&a[0], &b[0]), parameters_differ(&a[0], &b[0]))
+        }
+        (Comparable::Diagnosis(a), Comparable::Diagnosis(b)) => commands_differ(a, b),
+        _ => (vec!["one is a run, the other a diagnosis".into()], Vec::new()),
     };
     let (a, b) = (first.environment(), second.environment());
     incomparable.extend(HARDWARE.iter().filter_map(|key| facts_differ(key, a, b)));
     incomparable.extend(memory_differs(a, b));
+    let rows = match (first, second) {
+        (Comparable::Runs(a), Comparable::Runs(b)) => rows_of_runs(a, b),
+        (Comparable::Diagnosis(a), Comparable::Diagnosis(b)) => rows_of_trials(a, b),
+        _ => Vec::new(),
+    };
     Comparison {
         incomparable,
         settings: SETTINGS.iter().filter_map(|key| facts_differ(key, a, b)).collect(),
-        rows: match (first, second) {
-            (Comparable::Runs(a), Comparable::Runs(b)) => rows_of_runs(a, b),
-            (Comparable::Diagnosis(a), Comparable::Diagnosis(b)) => rows_of_trials(a, b),
-            _ => Vec::new(),
-        },
+        verdict: verdict(&names, &rows),
+        rows,
+        names,
+        parameters,
+    }
+}
+
+/// Returns the sentence about the elapsed time.
+fn verdict(names: &[String; 2], rows: &[Row]) -> Option<String> {
+    let time = rows.iter().find(|row| [WALL, AS_IS_WALL].contains(&row.id.as_str()))?;
+    let [first, second] = names;
+    let [before, after] = time.medians.map(Nanos);
+    let sentence = match time.ratio {
+        None => format!(
+            "`{second}` takes {after} and `{first}` {before}; one run on a side shows no more than that"
+        ),
+        Some(ratio) if ratio.holds_one() => format!(
+            "no difference in time is shown: `{second}` takes {ratio} times as long as `{first}`"
+        ),
+        Some(ratio) => format!("`{second}` takes {ratio} times as long as `{first}`"),
+    };
+    let changed = rows.iter().filter(|row| row.unit != Unit::Ns && row.change() > 0.0);
+    let most = changed.max_by(|a, b| a.change().total_cmp(&b.change()));
+    Some(match most {
+        None => sentence,
+        Some(row) => format!("{sentence}; {}", row.in_words()),
+    })
+}
+
+impl Row {
+    /// Returns how far the ratio is certainly from 1, as a logarithm; 0 if it may be 1.
+    fn change(&self) -> f64 {
+        match (self.ratio, self.medians) {
+            (Some(ratio), _) if ratio.holds_one() => 0.0,
+            (Some(ratio), _) => ratio.low.ln().abs().min(ratio.high.ln().abs()),
+            (None, [0, _] | [_, 0]) => 0.0,
+            (None, [first, second]) => (second as f64 / first as f64).ln().abs(),
+        }
+    }
+
+    fn in_words(&self) -> String {
+        let [before, after] = self.medians.map(|value| match self.unit {
+            Unit::Ns => Nanos(value).to_string(),
+            Unit::Bytes => Bytes(value).to_string(),
+            Unit::Count => value.to_string(),
+        });
+        format!("{} changes most, from {before} to {after}", self.id)
     }
 }
 
@@ -159,20 +243,28 @@ fn different(what: &str, a: &str, b: &str) -> Option<String> {
 }
 
 fn jobs_differ(a: &Run, b: &Run) -> Vec<String> {
-    let params = |run: &Run| {
-        let pairs = run.job.params.iter().map(|(key, value)| format!("{key}={value}"));
-        pairs.collect::<Vec<_>>().join(" ")
-    };
-    let seed = |run: &Run| run.job.seed.to_string();
-    [
-        different("job", &a.job.name, &b.job.name),
-        different("parameters", &params(a), &params(b)),
-        different("seed", &seed(a), &seed(b)),
-        different("machine", &a.machine.name, &b.machine.name),
-    ]
-    .into_iter()
-    .flatten()
-    .collect()
+    let job = different("job", &a.job.name, &b.job.name);
+    job.into_iter().chain(different("machine", &a.machine.name, &b.machine.name)).collect()
+}
+
+/// Returns the parameters that differ, and the seed if it does.
+fn parameters_differ(a: &Run, b: &Run) -> Vec<String> {
+    let names: BTreeSet<&String> = a.job.params.keys().chain(b.job.params.keys()).collect();
+    let value =
+        |run: &Run, name: &String| run.job.params.get(name).cloned().unwrap_or("absent".into());
+    let params = names.iter().filter_map(|name| different(name, &value(a, name), &value(b, name)));
+    let seed = different("seed", &a.job.seed.to_string(), &b.job.seed.to_string());
+    params.chain(seed).collect()
+}
+
+/// Returns why two commands should not be compared, and how their arguments differ if they may be.
+fn commands_differ(a: &Diagnosis, b: &Diagnosis) -> (Vec<String>, Vec<String>) {
+    let differs = different("command", &a.command.join(" "), &b.command.join(" "));
+    let differs = differs.into_iter().collect();
+    match a.command.first() == b.command.first() {
+        true => (Vec::new(), differs),
+        false => (differs, Vec::new()),
+    }
 }
 
 /// Facts that one side does not know are no difference.
@@ -239,6 +331,7 @@ fn row(id: String, a: Column, b: Column) -> Option<Row> {
 mod tests {
     use super::*;
     use crate::counter::{Reading, put};
+    use crate::threshold::{Judgement, RatioThreshold};
     use serde_json::json;
 
     fn run(wall_ns: u64) -> Run {
@@ -261,15 +354,55 @@ mod tests {
         Comparable::Runs(times.iter().map(|ns| run(*ns)).collect())
     }
 
+    fn pair(first: &Comparable, second: &Comparable) -> Comparison {
+        compare(("a", first), ("b", second))
+    }
+
+    #[test]
+    fn the_verdict_is_a_sentence_with_what_changed_most() {
+        let faults = |ns, count| {
+            let mut run = run(ns);
+            put(&mut run.counters, "minor_fault_count", Reading::Measured(count));
+            run
+        };
+        let first = Comparable::Runs(vec![faults(100, 10), faults(101, 10), faults(102, 10)]);
+        let second = Comparable::Runs(vec![faults(200, 30), faults(201, 30), faults(202, 30)]);
+        let verdict = pair(&first, &second).verdict.unwrap();
+        assert!(verdict.starts_with("`b` takes 1.9"), "{verdict}");
+        assert!(verdict.ends_with("minor_fault_count changes most, from 10 to 30"), "{verdict}");
+        let same = pair(&first, &first).verdict.unwrap();
+        assert!(same.starts_with("no difference") && !same.contains("most"), "{same}");
+        let comparison = pair(&first, &second);
+        let alone = Comparisons { comparisons: vec![comparison.clone()] };
+        assert_eq!(alone.to_json().unwrap(), comparison.to_json().unwrap());
+    }
+
+    #[test]
+    fn ratios_are_judged_by_their_whole_interval() {
+        let judge = |text: &str, first: &[u64], second: &[u64]| {
+            text.parse::<RatioThreshold>().unwrap().judge(&pair(&runs(first), &runs(second)))
+        };
+        let (fast, slow) = ([100, 101, 102], [200, 201, 202]);
+        assert!(matches!(judge("wall_ns>1.05", &fast, &slow), Judgement::Failed(_)));
+        assert_eq!(judge("wall_ns > 1.05", &fast, &fast), Judgement::Passed);
+        assert_eq!(judge("wall_ns>1", &fast, &[99, 103, 104]), Judgement::Passed);
+        assert!(matches!(judge("wall_ns>1.05", &[100], &[110]), Judgement::Failed(_)));
+        let Judgement::NotJudged(why) = judge("wall_nz>1", &fast, &slow) else { panic!() };
+        assert!(why.contains("did you mean `wall_ns`"), "{why}");
+        for bad in ["wall_ns", "wall_ns>", "wall_ns>1ms"] {
+            assert!(bad.parse::<RatioThreshold>().is_err(), "{bad}");
+        }
+    }
+
     #[test]
     fn several_runs_have_an_interval_and_single_ones_none() {
-        let several = compare(&runs(&[100, 101, 102]), &runs(&[200, 202, 201]));
+        let several = pair(&runs(&[100, 101, 102]), &runs(&[200, 202, 201]));
         assert!(several.incomparable.is_empty());
         let ids: Vec<_> = several.rows.iter().map(|row| row.id.as_str()).collect();
         assert_eq!(ids, ["wall_ns"], "what is missing on both sides is no row");
         let ratio = several.rows[0].ratio.unwrap();
         assert!(ratio.low > 1.9 && ratio.high < 2.1, "{ratio}");
-        let single = compare(&runs(&[100]), &runs(&[200]));
+        let single = pair(&runs(&[100]), &runs(&[200]));
         assert_eq!((single.rows[0].medians, single.rows[0].ratio), ([100, 200], None));
     }
 
@@ -278,9 +411,15 @@ mod tests {
         let changed = |change: fn(&mut Run)| {
             let mut run = run(100);
             change(&mut run);
-            compare(&runs(&[100]), &Comparable::Runs(vec![run]))
+            pair(&runs(&[100]), &Comparable::Runs(vec![run]))
         };
-        assert!(changed(|run| run.job.seed = 2).incomparable[0].contains("seed"));
+        let seed = changed(|run| run.job.seed = 2);
+        assert_eq!(
+            (seed.incomparable.len(), &*seed.parameters),
+            (0, &["seed: `1` and `2`".into()][..])
+        );
+        let size = changed(|run| *run.job.params.get_mut("size").unwrap() = "2M".into());
+        assert_eq!(size.parameters, ["size: `1M` and `2M`"]);
         assert!(changed(|run| run.machine.name = "null".into()).incomparable[0].contains("null"));
         let cpu = changed(|run| {
             run.environment.insert("cpu_model".into(), "B".into());

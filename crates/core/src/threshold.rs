@@ -1,9 +1,11 @@
-//! Thresholds over a report, for scripts and CI: `p99_fault_ns>20000`.
+//! Thresholds over a report, for scripts and CI: `p99_fault_ns>20000`; and over the ratios of a comparison:
+//! `wall_ns>1.05`.
 //!
 //! Invariant: a threshold that cannot be judged never passes. An id that no report can have is refused before
 //! the run; a reading that this run lacks is a failure of its own.
 
 use crate::cause::Account;
+use crate::compare::{Comparison, Row};
 use crate::counter::{COUNTERS, Provenance, Unit, UnitReading, counter};
 use crate::job::nearest;
 use crate::quantity::{Dimension, Params, QuantityError, evaluate};
@@ -22,9 +24,23 @@ const OPERATORS: &[&str] = &["<=", ">=", "==", "!=", "<", ">"];
 #[derive(Debug, Clone, PartialEq)]
 pub struct Threshold {
     id: String,
+    condition: Condition,
+    text: String,
+}
+
+/// A condition on a ratio of a comparison; the comparison fails if it holds for the whole interval.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RatioThreshold {
+    id: String,
+    condition: Condition,
+    text: String,
+}
+
+/// An operator and the limit behind it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Condition {
     operator: &'static str,
     limit: f64,
-    text: String,
 }
 
 /// The result of a threshold for one report.
@@ -72,12 +88,7 @@ impl std::str::FromStr for Threshold {
     type Err = ThresholdError;
 
     fn from_str(text: &str) -> Result<Self, ThresholdError> {
-        let no_operator = || ThresholdError::NoOperator(text.into());
-        let (at, operator) = find_operator(text).ok_or_else(no_operator)?;
-        let (id, limit) = (text[..at].trim(), text[at + operator.len()..].trim());
-        if limit.is_empty() {
-            return Err(ThresholdError::NoLimit(text.into()));
-        }
+        let (id, operator, limit) = parts(text)?;
         let unit = unit_of(id).ok_or_else(|| unknown(id))?;
         let quantity = evaluate(limit, &Params::new())?;
         let fits = match (unit, quantity.dimension) {
@@ -89,7 +100,32 @@ impl std::str::FromStr for Threshold {
         if !fits {
             return Err(ThresholdError::Dimension { limit: limit.into(), id: id.into() });
         }
-        Ok(Threshold { id: id.into(), operator, limit: quantity.value, text: text.into() })
+        let condition = Condition { operator, limit: quantity.value };
+        Ok(Threshold { id: id.into(), condition, text: text.into() })
+    }
+}
+
+impl std::str::FromStr for RatioThreshold {
+    type Err = ThresholdError;
+
+    fn from_str(text: &str) -> Result<Self, ThresholdError> {
+        let (id, operator, limit) = parts(text)?;
+        let quantity = evaluate(limit, &Params::new())?;
+        if quantity.dimension != Dimension::Number {
+            return Err(ThresholdError::Dimension { limit: limit.into(), id: "a ratio".into() });
+        }
+        let condition = Condition { operator, limit: quantity.value };
+        Ok(RatioThreshold { id: id.into(), condition, text: text.into() })
+    }
+}
+
+/// Splits a text into an id, an operator and a limit.
+fn parts(text: &str) -> Result<(&str, &'static str, &str), ThresholdError> {
+    let no_operator = || ThresholdError::NoOperator(text.into());
+    let (at, operator) = find_operator(text).ok_or_else(no_operator)?;
+    match text[at + operator.len()..].trim() {
+        "" => Err(ThresholdError::NoLimit(text.into())),
+        limit => Ok((text[..at].trim(), operator, limit)),
     }
 }
 
@@ -157,7 +193,7 @@ impl Threshold {
                 return Judgement::NotJudged(format!("{} on {machine}: {why}", self.text));
             }
         };
-        match self.holds_for(value) {
+        match self.condition.holds_for(value) {
             false => Judgement::Passed,
             true => Judgement::Failed(format!(
                 "{} on {}: {} is {} ({provenance})",
@@ -178,26 +214,15 @@ impl Threshold {
         }
     }
 
-    fn holds_for(&self, value: f64) -> bool {
-        match self.operator {
-            "<" => value < self.limit,
-            "<=" => value <= self.limit,
-            ">" => value > self.limit,
-            ">=" => value >= self.limit,
-            "==" => value == self.limit,
-            _ => value != self.limit,
-        }
-    }
-
     /// Returns the tax, unless it is a lower bound and the condition depends on what is missing from it.
     fn look_up_tax(&self, run: &Run) -> Result<(f64, Provenance), String> {
         let budget = run.budget.as_ref().ok_or("this run has no budget")?;
         let tax = budget.vm_tax().ok_or("the report was written without it")?;
         let why = || tax.why.as_deref().unwrap_or("?");
         let value = tax.value.ok_or_else(|| format!("the reading is missing: {}", why()))?;
-        let is_settled = match self.operator {
+        let is_settled = match self.condition.operator {
             "==" | "!=" => false,
-            _ => self.holds_for(value) == self.holds_for(1.0),
+            _ => self.condition.holds_for(value) == self.condition.holds_for(1.0),
         };
         match tax.is_lower_bound() && !is_settled {
             true => Err(format!("the tax is at least {value}; it lacks {}", why())),
@@ -224,6 +249,53 @@ impl Threshold {
         }
         let reading = run.counters.get(&self.id).ok_or("this machine does not count it")?;
         value_of(reading).map(Some)
+    }
+}
+
+impl Condition {
+    fn holds_for(&self, value: f64) -> bool {
+        match self.operator {
+            "<" => value < self.limit,
+            "<=" => value <= self.limit,
+            ">" => value > self.limit,
+            ">=" => value >= self.limit,
+            "==" => value == self.limit,
+            _ => value != self.limit,
+        }
+    }
+}
+
+impl RatioThreshold {
+    /// Compares the ratio of a row with the limit. A ratio without an interval is taken as it is: single runs
+    /// of a simulated machine are exact, and whoever gives single runs of another accepts their noise.
+    pub fn judge(&self, comparison: &Comparison) -> Judgement {
+        let ids = comparison.rows.iter().map(|row| row.id.as_str());
+        let Some(row) = comparison.rows.iter().find(|row| row.id == self.id) else {
+            let near = nearest(&self.id, ids).map(|near| format!("; did you mean `{near}`?"));
+            let near = near.unwrap_or_default();
+            return Judgement::NotJudged(format!("{}: no row is called so{near}", self.text));
+        };
+        let Some((low, high, words)) = Self::range(row) else {
+            let why = format!("{}: the first report has 0", self.text);
+            return Judgement::NotJudged(why);
+        };
+        match self.condition.holds_for(low) && self.condition.holds_for(high) {
+            true => Judgement::Failed(format!("{}: the ratio is {words}", self.text)),
+            false => Judgement::Passed,
+        }
+    }
+
+    /// Returns the ends of a ratio's interval, and the ratio in words. None if it divides by 0.
+    fn range(row: &Row) -> Option<(f64, f64, String)> {
+        match (row.ratio, row.medians) {
+            (Some(ratio), _) => Some((ratio.low, ratio.high, ratio.to_string())),
+            (None, [0, 0]) => Some((1.0, 1.0, "1".into())),
+            (None, [0, _]) => None,
+            (None, [first, second]) => {
+                let ratio = second as f64 / first as f64;
+                Some((ratio, ratio, format!("{ratio:.3}, of one run on a side")))
+            }
+        }
     }
 }
 

@@ -88,13 +88,13 @@ fn far_off(trial: &Trial) -> Option<Warning> {
     let far = outliers(&trial.runs_ns);
     let first = *far.first()?;
     let (what, remedy) = match (first, far.len()) {
-        (0, 1) => ("its first run", "warm caches with more --warmup runs"),
-        _ => ("some runs", "stop what else runs on this machine, or give more --runs"),
+        (0, 1) => ("its first run lies", "warm caches with more --warmup runs"),
+        _ => ("some of its runs lie", "stop what else runs on this machine, or give more --runs"),
     };
     Some(warning(
         "outliers",
         format!(
-            "`{}`: {what} lies far off the others ({} of {} runs, such as {} against a median of {})",
+            "`{}`: {what} far off the others ({} of {} runs, such as {} against a median of {})",
             trial.name,
             far.len(),
             trial.runs_ns.len(),

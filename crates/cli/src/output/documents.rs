@@ -8,11 +8,12 @@ pub mod csv;
 pub mod html;
 
 use super::{check_writable, misscurve, print, reproduction, write_file};
+use crate::compare;
 use anyhow::Result;
 use clap::{Arg, ArgMatches, Command};
 use pagetax_core::calibration::Calibration;
 use pagetax_core::catalog::{JobCatalog, MachineCatalog};
-use pagetax_core::compare::Comparison;
+use pagetax_core::compare::Comparisons;
 use pagetax_core::diagnosis::Diagnosis;
 use pagetax_core::document::Document;
 use pagetax_core::report::Runs;
@@ -59,7 +60,7 @@ macro_rules! documents {
 
 documents! {
     Calibration: [],
-    Comparison: [],
+    Comparisons: [("markdown", "the tables as Markdown", |document| Ok(compare::markdown(document)))],
     Diagnosis: [],
     Doctor: [],
     HugePageAnswers: [],

@@ -6,6 +6,7 @@
 //! write one that lost any.
 
 use super::documents::registered;
+use pagetax_core::compare::Comparison;
 use pagetax_core::document::{self, Document, SCHEMA};
 use pagetax_core::report::Run;
 use pagetax_remote::server::pool::ServerReport;
@@ -41,7 +42,8 @@ impl Registered {
 /// Returns the documents of all commands, and those that are parts or single entries of others.
 fn all() -> Vec<Registered> {
     let mut all = registered();
-    all.extend([Registered::of::<Run>(), Registered::of::<ServerReport>()]);
+    all.extend([Registered::of::<Run>(), Registered::of::<Comparison>()]);
+    all.push(Registered::of::<ServerReport>());
     all
 }
 

@@ -74,11 +74,8 @@ pub fn markdown(document: &Reproduction) -> String {
         for note in &table.notes {
             out += &format!("{note}\n\n");
         }
-        out += &format!("| {} |\n", HEADINGS.join(" | "));
-        out += "|---|---:|---:|---:|---:|---:|---:|---|---|\n";
-        for row in simulated(table) {
-            out += &format!("| {} |\n", cells(row).join(" | "));
-        }
+        let numeric = [1, 2, 3, 4, 5, 6];
+        out += &text::markdown_table(&HEADINGS, &numeric, simulated(table).map(cells).collect());
         let remarks = remarks(table);
         if !remarks.is_empty() {
             out += "\n";

@@ -53,6 +53,16 @@ pub fn table(headings: &[&str], numeric: &[usize], rows: Vec<Vec<String>>) -> St
     table_within(terminal_columns(), headings, numeric, rows)
 }
 
+/// Renders a table of Markdown. Columns of numbers are right-aligned.
+pub fn markdown_table(headings: &[&str], numeric: &[usize], rows: Vec<Vec<String>>) -> String {
+    let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
+    let rule = |column| if numeric.contains(&column) { "---:" } else { "---" };
+    let rules: Vec<&str> = (0..headings.len()).map(rule).collect();
+    let escaped = |cell: &String| cell.replace('|', "\\|");
+    let rows = rows.iter().map(|row| line(&row.iter().map(escaped).collect::<Vec<_>>()));
+    format!("| {} |\n|{}|\n{}", headings.join(" | "), rules.join("|"), rows.collect::<String>())
+}
+
 /// Returns the width of the terminal that the output goes to, if there is one.
 pub fn terminal_columns() -> Option<u16> {
     let size = rustix::termios::tcgetwinsize(std::io::stdout());
