@@ -2,9 +2,9 @@
 
 use crate::output::{self, Color, Messages};
 use crate::{
-    build, calibrate, compare, diagnose, doctor, exit, jobs, machines, manual, misscurve, pagesize,
-    pmap, ppgsz, record, remote, report, reproduce, run, serve, servers, trapstat, whatif, why,
-    words,
+    build, calibrate, ci, compare, diagnose, doctor, exit, jobs, machines, manual, misscurve,
+    pagesize, pmap, ppgsz, record, remote, report, reproduce, run, serve, servers, trapstat,
+    whatif, why, words,
 };
 use anyhow::Result;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
@@ -23,7 +23,10 @@ Examples:
 const GROUPS: &[(&str, &[&str])] = &[
     ("Look at a program", &["diagnose", "trapstat", "whatif", "misscurve", "pmap", "why"]),
     ("Change it", &["ppgsz", "build", "remote"]),
-    ("Record and replay", &["record", "run", "compare", "report", "jobs", "machines", "reproduce"]),
+    (
+        "Record and replay",
+        &["record", "run", "compare", "report", "ci", "jobs", "machines", "reproduce"],
+    ),
     ("Memory servers", &["serve", "servers"]),
     ("Setup", &["doctor", "calibrate", "pagesize", "completions", "man"]),
 ];
@@ -74,6 +77,7 @@ pub enum Command {
     Run(run::Args),
     Compare(compare::Args),
     Report(report::Args),
+    Ci(ci::Args),
     Doctor(doctor::Args),
     Calibrate(calibrate::Args),
     Jobs(jobs::Args),
@@ -104,6 +108,7 @@ impl Command {
             Command::Ppgsz(args) => ppgsz::run(args),
             Command::Compare(args) => compare::run(args),
             Command::Report(args) => report::run(args),
+            Command::Ci(args) => ci::run(args),
             Command::Run(args) => run::run(args),
             Command::Doctor(args) => doctor::run(args),
             Command::Calibrate(args) => calibrate::run(args),

@@ -4,7 +4,7 @@ use crate::exit;
 use crate::output::{self, documents::Outputs, text};
 use anyhow::{Context, Result, bail};
 use pagetax_core::compare::{Comparable, Comparison, Comparisons, Row, compare};
-use pagetax_core::threshold::{Judgement, RatioThreshold};
+use pagetax_core::threshold::{Judgement, RangeThreshold};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -36,7 +36,7 @@ pub struct Args {
     /// Exit with 1 when this holds for a ratio and its whole interval, as in 'wall_ns>1.05'; may be given
     /// several times
     #[arg(long, value_name = "EXPR")]
-    fail_if: Vec<RatioThreshold>,
+    fail_if: Vec<RangeThreshold>,
 
     #[command(flatten)]
     outputs: Outputs<Comparisons>,
@@ -71,11 +71,11 @@ fn read(path: &Path) -> Result<Comparable> {
 }
 
 /// Judges all comparisons; a failed threshold outweighs one that could not be judged.
-fn judge(comparisons: &Comparisons, thresholds: &[RatioThreshold]) -> ExitCode {
+fn judge(comparisons: &Comparisons, thresholds: &[RangeThreshold]) -> ExitCode {
     let mut code = exit::FINE;
     let of = |one| thresholds.iter().map(move |threshold| (one, threshold));
     for (one, threshold) in comparisons.comparisons.iter().flat_map(of) {
-        match threshold.judge(one) {
+        match one.judge(threshold) {
             Judgement::Passed => {}
             Judgement::Failed(why) => {
                 output::say(&format!("threshold failed for {}: {why}", one.names[1]));

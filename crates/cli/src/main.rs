@@ -8,6 +8,7 @@
 
 mod build;
 mod calibrate;
+mod ci;
 mod cli;
 mod compare;
 mod diagnose;

@@ -10,7 +10,7 @@ use pagetax_host::launch::program::Program;
 use pagetax_host::sys::signal::{StopSignals, asked_to_stop};
 use pagetax_recorder::engine::{Engine, EngineError, EngineKind};
 use pagetax_recorder::pages::{PageObserver, RecordAdapter, filters};
-use pagetax_recorder::session::{self, RecordOptions, SessionOutcome};
+use pagetax_recorder::session::{self, RecordOptions, SessionOutcome, Streams};
 use pagetax_recorder::trace::{Trace, is_trace};
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -62,7 +62,12 @@ pub struct EngineCommand {
     pub program: Program,
     argv: Vec<OsString>,
     follow: bool,
-    stdout_to_stderr: bool,
+    streams: Streams,
+}
+
+/// Returns the streams of a program beside documents that may take stdout.
+pub fn streams(documents_take_stdout: bool) -> Streams {
+    if documents_take_stdout { Streams::StdoutToStderr } else { Streams::Inherited }
 }
 
 /// The end of an observation.
@@ -81,8 +86,8 @@ impl Source {
             (Some(path), _) => Ok(Recorded::Trace(Box::new(open_trace(path)?))),
             (None, Some(_)) => {
                 let command = self.command()?;
-                let stdout_to_stderr = documents.takes_stdout();
-                Ok(Recorded::Live(Box::new(EngineCommand { stdout_to_stderr, ..command })))
+                let streams = streams(documents.takes_stdout());
+                Ok(Recorded::Live(Box::new(EngineCommand { streams, ..command })))
             }
             (None, None) => {
                 bail!("nothing to look at\n  hint: name a command after --, or a trace")
@@ -95,7 +100,7 @@ impl Source {
         let name = self.command.first().context("no command\n  hint: name one after --")?;
         let (engine, program) = engine_for(name, self.engine, self.follow, false)?;
         let (argv, follow) = (self.command.clone(), self.follow);
-        Ok(EngineCommand { engine, program, argv, follow, stdout_to_stderr: false })
+        Ok(EngineCommand { engine, program, argv, follow, streams: Streams::Inherited })
     }
 }
 
@@ -164,6 +169,19 @@ pub fn open_trace(path: &Path) -> Result<Trace> {
 }
 
 impl EngineCommand {
+    /// Prepares a command that nobody talks to: it reads a file or nothing, and its output is discarded.
+    pub fn apart(argv: &[OsString], stdin: Option<PathBuf>, follow: bool) -> Result<EngineCommand> {
+        let name = argv.first().context("no command")?;
+        let (engine, program) = engine_for(name, None, follow, false)?;
+        Ok(EngineCommand {
+            engine,
+            program,
+            argv: argv.to_vec(),
+            follow,
+            streams: Streams::Apart(stdin),
+        })
+    }
+
     /// Returns the words of the command line.
     pub fn words(&self) -> Vec<String> {
         self.argv.iter().map(|word| word.to_string_lossy().into_owned()).collect()
@@ -179,10 +197,13 @@ impl EngineCommand {
             follow: self.follow,
             sample: false,
             filters: filters(),
-            stdout_to_stderr: self.stdout_to_stderr,
+            streams: self.streams.clone(),
         };
         let mut live = RecordAdapter::new(pages, &self.program);
-        let mut progress = Progress::beside_program(what, self.stdout_to_stderr);
+        let mut progress = match self.streams {
+            Streams::Apart(_) => Progress::start(what),
+            _ => Progress::beside_program(what, self.streams == Streams::StdoutToStderr),
+        };
         let ended = session::run(&options, &mut live, |_, records| progress.recorded(records))?;
         let outcome = SourceOutcome { code: ended.exit.shell_code(), notes: notes(&ended) };
         Ok((live.pages, outcome))

@@ -82,7 +82,7 @@ fn is_interval(word: &str) -> bool {
 }
 
 fn check_spelling(word: &str, option: &Arg, next: Option<&OsString>) -> Result<()> {
-    let next = next.map(|next| next.to_string_lossy());
+    let next = next.map(|next| next.to_string_lossy()).filter(|next| !next.starts_with('-'));
     let file = next.filter(|file| {
         [".json", ".html", ".csv", ".md"].iter().any(|extension| file.ends_with(extension))
     });
@@ -145,6 +145,10 @@ mod tests {
     fn a_command_needs_no_dashes_before_it() {
         for (line, whole) in [
             ("pagetax diagnose sort big.txt", "pagetax diagnose -- sort big.txt"),
+            (
+                "pagetax diagnose --json --html=a.html ls",
+                "pagetax diagnose --json --html=a.html -- ls",
+            ),
             (
                 "pagetax -q diagnose --runs 3 --check jq --json f.json",
                 "pagetax -q diagnose --runs 3 --check -- jq --json f.json",

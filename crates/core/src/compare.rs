@@ -8,6 +8,7 @@ use crate::diagnosis::{Diagnosis, Trial};
 use crate::document::{self, Document, DocumentError};
 use crate::report::{Environment, Run, Runs};
 use crate::stats::{Ratio, median, ratio_of_groups};
+use crate::threshold::{Judgement, Range, RangeThreshold};
 use crate::units::{Bytes, Nanos};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -217,7 +218,32 @@ fn verdict(names: &[String; 2], rows: &[Row]) -> Option<String> {
     })
 }
 
+impl Comparison {
+    /// Judges a ratio. One without an interval is taken as it is: single runs of a simulated machine are exact,
+    /// and whoever gives single runs of another accepts their noise.
+    pub fn judge(&self, threshold: &RangeThreshold) -> Judgement {
+        let row = self.rows.iter().find(|row| row.id == threshold.id());
+        let ids = self.rows.iter().map(|row| row.id.as_str());
+        let why = row.map(|_| "the first report has 0".into());
+        threshold.judge(ids, row.and_then(Row::range), why)
+    }
+}
+
 impl Row {
+    /// Returns the ratio with its ends. None if it divides by 0.
+    fn range(&self) -> Option<Range> {
+        let (low, high, words) = match (self.ratio, self.medians) {
+            (Some(ratio), _) => (ratio.low, ratio.high, ratio.to_string()),
+            (None, [0, 0]) => (1.0, 1.0, "1".into()),
+            (None, [0, _]) => return None,
+            (None, [first, second]) => {
+                let ratio = second as f64 / first as f64;
+                (ratio, ratio, format!("{ratio:.3}, of one run on a side"))
+            }
+        };
+        Some(Range { low, high, unit: Unit::Count, words })
+    }
+
     /// Returns how far the ratio is certainly from 1, as a logarithm; 0 if it may be 1.
     fn change(&self) -> f64 {
         match (self.ratio, self.medians) {
@@ -331,7 +357,6 @@ fn row(id: String, a: Column, b: Column) -> Option<Row> {
 mod tests {
     use super::*;
     use crate::counter::{Reading, put};
-    use crate::threshold::{Judgement, RatioThreshold};
     use serde_json::json;
 
     fn run(wall_ns: u64) -> Run {
@@ -380,7 +405,7 @@ mod tests {
     #[test]
     fn ratios_are_judged_by_their_whole_interval() {
         let judge = |text: &str, first: &[u64], second: &[u64]| {
-            text.parse::<RatioThreshold>().unwrap().judge(&pair(&runs(first), &runs(second)))
+            pair(&runs(first), &runs(second)).judge(&text.parse().unwrap())
         };
         let (fast, slow) = ([100, 101, 102], [200, 201, 202]);
         assert!(matches!(judge("wall_ns>1.05", &fast, &slow), Judgement::Failed(_)));
@@ -389,8 +414,9 @@ mod tests {
         assert!(matches!(judge("wall_ns>1.05", &[100], &[110]), Judgement::Failed(_)));
         let Judgement::NotJudged(why) = judge("wall_nz>1", &fast, &slow) else { panic!() };
         assert!(why.contains("did you mean `wall_ns`"), "{why}");
-        for bad in ["wall_ns", "wall_ns>", "wall_ns>1ms"] {
-            assert!(bad.parse::<RatioThreshold>().is_err(), "{bad}");
+        assert!(matches!(judge("wall_ns>1ms", &fast, &slow), Judgement::NotJudged(_)));
+        for bad in ["wall_ns", "wall_ns>"] {
+            assert!(bad.parse::<RangeThreshold>().is_err(), "{bad}");
         }
     }
 

@@ -6,6 +6,7 @@
 #![deny(unsafe_code)]
 
 pub mod access;
+pub mod bill;
 pub mod budget;
 pub mod calibration;
 pub mod catalog;

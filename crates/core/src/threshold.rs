@@ -1,11 +1,10 @@
-//! Thresholds over a report, for scripts and CI: `p99_fault_ns>20000`; and over the ratios of a comparison:
-//! `wall_ns>1.05`.
+//! Thresholds over a report, for scripts and CI: `p99_fault_ns>20000`; and over values with a range, such as the
+//! ratios of a comparison: `wall_ns>1.05`.
 //!
 //! Invariant: a threshold that cannot be judged never passes. An id that no report can have is refused before
 //! the run; a reading that this run lacks is a failure of its own.
 
 use crate::cause::Account;
-use crate::compare::{Comparison, Row};
 use crate::counter::{COUNTERS, Provenance, Unit, UnitReading, counter};
 use crate::job::nearest;
 use crate::quantity::{Dimension, Params, QuantityError, evaluate};
@@ -28,12 +27,26 @@ pub struct Threshold {
     text: String,
 }
 
-/// A condition on a ratio of a comparison; the comparison fails if it holds for the whole interval.
+/// A condition on a value with a range; it fails only if it holds for the whole range.
 #[derive(Debug, Clone, PartialEq)]
-pub struct RatioThreshold {
+pub struct RangeThreshold {
     id: String,
     condition: Condition,
+    dimension: Dimension,
     text: String,
+}
+
+/// The range of a value: of its interval, or of several runs.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Range {
+    /// The lower end.
+    pub low: f64,
+    /// The upper end.
+    pub high: f64,
+    /// The unit of both.
+    pub unit: Unit,
+    /// The value and its range, to be read.
+    pub words: String,
 }
 
 /// An operator and the limit behind it.
@@ -91,13 +104,7 @@ impl std::str::FromStr for Threshold {
         let (id, operator, limit) = parts(text)?;
         let unit = unit_of(id).ok_or_else(|| unknown(id))?;
         let quantity = evaluate(limit, &Params::new())?;
-        let fits = match (unit, quantity.dimension) {
-            (_, Dimension::Number) => true,
-            (Unit::Ns, dimension) => dimension == Dimension::Time,
-            (Unit::Bytes, dimension) => dimension == Dimension::Size,
-            (Unit::Count, _) => false,
-        };
-        if !fits {
+        if !fits(unit, quantity.dimension) {
             return Err(ThresholdError::Dimension { limit: limit.into(), id: id.into() });
         }
         let condition = Condition { operator, limit: quantity.value };
@@ -105,17 +112,15 @@ impl std::str::FromStr for Threshold {
     }
 }
 
-impl std::str::FromStr for RatioThreshold {
+impl std::str::FromStr for RangeThreshold {
     type Err = ThresholdError;
 
     fn from_str(text: &str) -> Result<Self, ThresholdError> {
         let (id, operator, limit) = parts(text)?;
         let quantity = evaluate(limit, &Params::new())?;
-        if quantity.dimension != Dimension::Number {
-            return Err(ThresholdError::Dimension { limit: limit.into(), id: "a ratio".into() });
-        }
         let condition = Condition { operator, limit: quantity.value };
-        Ok(RatioThreshold { id: id.into(), condition, text: text.into() })
+        let dimension = quantity.dimension;
+        Ok(RangeThreshold { id: id.into(), condition, dimension, text: text.into() })
     }
 }
 
@@ -265,37 +270,44 @@ impl Condition {
     }
 }
 
-impl RatioThreshold {
-    /// Compares the ratio of a row with the limit. A ratio without an interval is taken as it is: single runs
-    /// of a simulated machine are exact, and whoever gives single runs of another accepts their noise.
-    pub fn judge(&self, comparison: &Comparison) -> Judgement {
-        let ids = comparison.rows.iter().map(|row| row.id.as_str());
-        let Some(row) = comparison.rows.iter().find(|row| row.id == self.id) else {
-            let near = nearest(&self.id, ids).map(|near| format!("; did you mean `{near}`?"));
-            let near = near.unwrap_or_default();
-            return Judgement::NotJudged(format!("{}: no row is called so{near}", self.text));
+impl RangeThreshold {
+    /// Returns the id of the value that it is about.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Judges a range. Where there is none, `why` may know the reason, or the id is none of `ids`.
+    pub fn judge<'a>(
+        &self,
+        ids: impl IntoIterator<Item = &'a str>,
+        range: Option<Range>,
+        why: Option<String>,
+    ) -> Judgement {
+        let Some(range) = range else {
+            let near = || match nearest(&self.id, ids) {
+                Some(near) if near != self.id => format!("no such value; did you mean `{near}`?"),
+                _ => "no such value".into(),
+            };
+            return Judgement::NotJudged(format!("{}: {}", self.text, why.unwrap_or_else(near)));
         };
-        let Some((low, high, words)) = Self::range(row) else {
-            let why = format!("{}: the first report has 0", self.text);
-            return Judgement::NotJudged(why);
-        };
-        match self.condition.holds_for(low) && self.condition.holds_for(high) {
-            true => Judgement::Failed(format!("{}: the ratio is {words}", self.text)),
+        if !fits(range.unit, self.dimension) {
+            let why = "give a plain number or one in its unit";
+            return Judgement::NotJudged(format!("{}: another unit; {why}", self.text));
+        }
+        match self.condition.holds_for(range.low) && self.condition.holds_for(range.high) {
+            true => Judgement::Failed(format!("{}: it is {}", self.text, range.words)),
             false => Judgement::Passed,
         }
     }
+}
 
-    /// Returns the ends of a ratio's interval, and the ratio in words. None if it divides by 0.
-    fn range(row: &Row) -> Option<(f64, f64, String)> {
-        match (row.ratio, row.medians) {
-            (Some(ratio), _) => Some((ratio.low, ratio.high, ratio.to_string())),
-            (None, [0, 0]) => Some((1.0, 1.0, "1".into())),
-            (None, [0, _]) => None,
-            (None, [first, second]) => {
-                let ratio = second as f64 / first as f64;
-                Some((ratio, ratio, format!("{ratio:.3}, of one run on a side")))
-            }
-        }
+/// Returns true if a limit of this dimension suits values of a unit.
+fn fits(unit: Unit, dimension: Dimension) -> bool {
+    match (unit, dimension) {
+        (_, Dimension::Number) => true,
+        (Unit::Ns, dimension) => dimension == Dimension::Time,
+        (Unit::Bytes, dimension) => dimension == Dimension::Size,
+        (Unit::Count, _) => false,
     }
 }
 

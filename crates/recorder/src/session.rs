@@ -12,7 +12,10 @@ use pagetax_core::exit::Exit;
 use pagetax_host::launch::signals::StopRequest;
 use pagetax_host::sys::process::Child;
 use std::ffi::OsString;
+use std::fs::File;
 use std::io;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// The options of a session.
@@ -27,8 +30,37 @@ pub struct RecordOptions<'a> {
     pub sample: bool,
     /// The filters of data and of code.
     pub filters: (SideFilters, SideFilters),
-    /// True to send the program's stdout to our stderr, because our stdout has another use.
-    pub stdout_to_stderr: bool,
+    /// The standard streams of the program.
+    pub streams: Streams,
+}
+
+/// The standard streams of a recorded program.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Streams {
+    /// Ours.
+    #[default]
+    Inherited,
+    /// Ours, but its stdout goes to our stderr, because our stdout has another use.
+    StdoutToStderr,
+    /// It reads this file or nothing, and nobody sees its output.
+    Apart(Option<PathBuf>),
+}
+
+impl Streams {
+    fn apply(&self, command: &mut Command) -> io::Result<()> {
+        match self {
+            Streams::Inherited => {}
+            Streams::StdoutToStderr => {
+                command.stdout(io::stderr());
+            }
+            Streams::Apart(file) => {
+                let stdin = file.as_ref().map(File::open).transpose()?;
+                command.stdin(stdin.map_or_else(Stdio::null, Stdio::from));
+                command.stdout(Stdio::null()).stderr(Stdio::null());
+            }
+        }
+        Ok(())
+    }
 }
 
 /// The end of a session.
@@ -79,9 +111,8 @@ pub fn run<C: Consumer>(
     let start = Instant::now();
     let RecordOptions { engine, argv, follow, .. } = *options;
     let mut launcher = engine.launcher(&rings.path(), log.path(), argv, follow);
-    if options.stdout_to_stderr {
-        launcher.command.stdout(io::stderr());
-    }
+    let streams = options.streams.apply(&mut launcher.command);
+    streams.map_err(|error| SessionError("open the program's input", error))?;
     let mut child = launcher
         .spawn()
         .map_err(|error| SessionError("start the recorder", io::Error::other(error)))?;

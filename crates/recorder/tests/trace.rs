@@ -9,7 +9,7 @@ use pagetax_host::launch::program::Program;
 use pagetax_recorder::config::{MachineConfig, PagePolicy};
 use pagetax_recorder::engine::{Engine, EngineKind};
 use pagetax_recorder::pages::{AccessKind, RecordAdapter, filters};
-use pagetax_recorder::session::{RecordOptions, run};
+use pagetax_recorder::session::{RecordOptions, Streams, run};
 use pagetax_recorder::simulate::Simulation;
 use pagetax_recorder::trace::code::Step;
 use pagetax_recorder::trace::import::{Format, import};
@@ -40,7 +40,7 @@ fn recorded(kind: EngineKind, program: &Path, path: &Path) -> Trace {
         follow: false,
         sample: false,
         filters: filters(),
-        stdout_to_stderr: false,
+        streams: Streams::Inherited,
     };
     let mut live = RecordAdapter::new(writer(path), &program);
     assert_eq!(run(&options, &mut live, |_, _| {}).unwrap().exit.shell_code(), 42);

@@ -7,10 +7,11 @@
 pub mod csv;
 pub mod html;
 
-use super::{check_writable, misscurve, print, reproduction, write_file};
+use super::{bill, check_writable, misscurve, print, reproduction, write_file};
 use crate::compare;
 use anyhow::Result;
 use clap::{Arg, ArgMatches, Command};
+use pagetax_core::bill::Bill;
 use pagetax_core::calibration::Calibration;
 use pagetax_core::catalog::{JobCatalog, MachineCatalog};
 use pagetax_core::compare::Comparisons;
@@ -44,7 +45,7 @@ pub trait Output: Document + Sized + 'static {
 }
 
 macro_rules! documents {
-    ($($document:ty: [$(($name:literal, $what:literal, $render:expr)),*],)*) => {
+    ($($document:ty: [$(($name:literal, $what:literal, $render:expr)),* $(,)?],)*) => {
         $(impl Output for $document {
             const FORMATS: &'static [Format<Self>] =
                 &[$(Format { name: $name, what: $what, render: $render }),*];
@@ -59,6 +60,11 @@ macro_rules! documents {
 }
 
 documents! {
+    Bill: [
+        ("markdown", "the findings as Markdown", |document| Ok(bill::markdown(document))),
+        ("junit", "a test case for each command as JUnit", |document| Ok(bill::junit(document))),
+        ("github", "annotations of GitHub Actions", |document| Ok(bill::github(document))),
+    ],
     Calibration: [],
     Comparisons: [("markdown", "the tables as Markdown", |document| Ok(compare::markdown(document)))],
     Diagnosis: [],

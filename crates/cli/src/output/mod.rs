@@ -3,6 +3,7 @@
 //! Colour is stripped where it is not wanted (NO_COLOR, not a terminal), so renderers may style
 //! freely; nothing may be said by colour alone.
 
+pub mod bill;
 pub mod budget;
 pub mod columns;
 pub mod diagnosis;

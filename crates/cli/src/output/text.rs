@@ -58,7 +58,7 @@ pub fn markdown_table(headings: &[&str], numeric: &[usize], rows: Vec<Vec<String
     let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
     let rule = |column| if numeric.contains(&column) { "---:" } else { "---" };
     let rules: Vec<&str> = (0..headings.len()).map(rule).collect();
-    let escaped = |cell: &String| cell.replace('|', "\\|");
+    let escaped = |cell: &String| cell.replace('|', "\\|").replace('\n', " ");
     let rows = rows.iter().map(|row| line(&row.iter().map(escaped).collect::<Vec<_>>()));
     format!("| {} |\n|{}|\n{}", headings.join(" | "), rules.join("|"), rows.collect::<String>())
 }

@@ -6,7 +6,7 @@
 use super::args::{Args, unmet};
 use super::backend::{Backend, Finished, Sink};
 use crate::output::progress::Progress;
-use crate::recorded::{engine_for, open_trace};
+use crate::recorded::{engine_for, open_trace, streams};
 use crate::{calibrate, exit, machines};
 use anyhow::{Context, Result, anyhow};
 use pagetax_host::sys::signal::asked_to_stop;
@@ -75,7 +75,7 @@ impl Record {
             follow: args.follow,
             sample: args.sample,
             filters: simulation.filters(),
-            stdout_to_stderr: args.outputs.takes_stdout(),
+            streams: streams(args.outputs.takes_stdout()),
         };
         let mut intervals = intervals(args, &simulation)?;
         let mut printed = Ok(());

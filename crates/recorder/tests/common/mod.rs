@@ -3,7 +3,7 @@
 
 use pagetax_host::launch::program::Program;
 use pagetax_recorder::engine::{Engine, EngineKind};
-use pagetax_recorder::session::{RecordOptions, SessionOutcome, run};
+use pagetax_recorder::session::{RecordOptions, SessionOutcome, Streams, run};
 use pagetax_recorder::simulate::Simulation;
 use pagetax_recorder::stream::SideFilters;
 use std::path::{Path, PathBuf};
@@ -65,8 +65,7 @@ pub fn record_part(
     let argv = [program.as_os_str().to_owned()];
     let program = Program::find(program).unwrap();
     let engine = Engine::choose(&program, Some(kind)).unwrap();
-    let (follow, stdout_to_stderr) = (true, false);
-    let options =
-        RecordOptions { engine: &engine, argv: &argv, follow, sample, filters, stdout_to_stderr };
+    let (follow, streams) = (true, Streams::Inherited);
+    let options = RecordOptions { engine: &engine, argv: &argv, follow, sample, filters, streams };
     run(&options, simulation, |_, _| {}).unwrap()
 }
