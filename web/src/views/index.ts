@@ -1,0 +1,27 @@
+/** The view of each kind of document. */
+import type { Document } from "../documents";
+import { h } from "../dom";
+import { comparisonView } from "./comparison";
+import { diagnosisView } from "./diagnosis";
+import { genericView } from "./generic";
+import { runView } from "./run";
+
+const VIEWS: Record<string, (data: any) => HTMLElement> = {
+  diagnosis: diagnosisView,
+  run: runView,
+  comparison: (data) => comparisonView(data),
+};
+
+/** Makes the view of a document. A document that breaks its schema is shown as tables. */
+export function viewOf({ kind, data, name }: Document): HTMLElement {
+  const view = Object.hasOwn(VIEWS, kind) ? VIEWS[kind] : undefined;
+  try {
+    if (view) return view(data);
+  } catch (error) {
+    const article = genericView(data, kind, name);
+    article.prepend(h("p", { class: "refusal", role: "alert" },
+      `${name} does not follow the schema of ${kind} (${String(error)}). Its values are shown as they are; write it again with this version of pagetax.`));
+    return article;
+  }
+  return genericView(data, kind, name);
+}
