@@ -1,15 +1,18 @@
 /** Light and dark: the system's choice, until the reader presses the button. */
-import { button } from "./dom";
+import { button, h } from "./dom";
 
 const listeners = new Set<{ element: Element; redraw: () => void }>();
 const isDarkSystem = matchMedia("(prefers-color-scheme: dark)");
 
+const probe = h("i", { hidden: true });
 const root = document.documentElement;
 const isDark = () => (root.dataset["theme"] ?? (isDarkSystem.matches ? "dark" : "light")) === "dark";
 
-/** Returns a colour of the style sheet, for a canvas. */
+/** Returns a colour of the style sheet for a canvas, which knows no variables. */
 export function colour(variable: string): string {
-  return getComputedStyle(root).getPropertyValue(variable);
+  if (!probe.isConnected) document.body.append(probe);
+  probe.style.color = `var(${variable})`;
+  return getComputedStyle(probe).color;
 }
 
 /** Calls `redraw` when colours change, as long as the element is on the page. */

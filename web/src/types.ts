@@ -246,6 +246,90 @@ export interface WhatIf {
     measured_speedup: Ratio | null;
     error_percent: number | null;
   }[];
-  walk_paces: { pattern: string; pace: number }[];
+  walk_paces: { pattern: string; value: number }[];
   notes: string[];
+}
+
+export interface Spread {
+  median_ns: number;
+  low_ns: number;
+  high_ns: number;
+}
+
+export interface Calibration {
+  identity: Facts;
+  quick: boolean;
+  took_ns: number;
+  huge_page_bytes: number;
+  faults: { kind: string; page_bytes: number; cost?: Spread; why?: string }[];
+  walks: { pattern: string; working_set_bytes: number; base: Spread; huge: Spread; extra: Spread }[];
+  notes?: string[];
+  warnings?: string[];
+}
+
+export interface Examination {
+  findings: { id: string; what: string; standing: "works" | "limited" | "not_here"; detail: string; enable?: string }[];
+  free_memory?: {
+    base_page_bytes: number;
+    free_block_counts: number[];
+    free_bytes: number;
+    free_in_huge_blocks_bytes: number;
+    compaction?: Record<string, number> | null;
+  } | null;
+  environment: Facts;
+}
+
+export interface HugePageCauses {
+  processes: {
+    pid: number;
+    command: string;
+    summary: string;
+    anon_bytes: number;
+    huge_bytes: number;
+    causes: { id: string; what: string; certainty: string; bytes: number; evidence: { source: string; value: string }[]; hint: string }[];
+    unexplained_bytes: number;
+    untouched: Reading;
+    missing: { what: string; why: string }[];
+  }[];
+}
+
+export interface Mapping {
+  start: number;
+  end: number;
+  read: boolean;
+  write: boolean;
+  execute: boolean;
+  shared: boolean;
+  name: string;
+  segment: string;
+  swapped_bytes: number;
+  runs: { start: number; end: number; page: number | null; resident_bytes: number }[];
+}
+
+export interface PageMaps {
+  maps: { pid: number; command: string; base_page: number; folios_missing: string | null; unsettled: boolean; mappings: Mapping[] }[];
+}
+
+export interface PageSizeChange {
+  asked: Record<string, string>;
+  processes: {
+    pid: number;
+    operand: string;
+    error?: string;
+    verdict?: {
+      command: string;
+      parts: {
+        part: string;
+        asked: string;
+        resident_bytes: number;
+        resident_bytes_by_page: Record<string, number>;
+        as_asked_bytes: number;
+        why: { bytes: number; reason: string }[];
+      }[];
+    };
+    changed_bytes?: number;
+    stop_count?: number;
+    stop_ns_max?: number;
+  }[];
+  files: Facts[];
 }

@@ -1,6 +1,5 @@
 /** Lines over time or over another number: uPlot with our legend, keyboard and table. */
 import uPlot from "uplot";
-import "uplot/dist/uPlot.min.css";
 import { button, folded, h, s } from "../dom";
 import { MISSING } from "../format";
 import { number, table } from "../table";
@@ -25,7 +24,8 @@ export interface Plot {
   title: string;
   x: { label: string; values: number[]; show: (value: number) => string; logBase?: 2 | 10 };
   lines: Line[];
-  isLogarithmic?: boolean;
+  /** Makes the y axis logarithmic: 2 for bytes, whose round numbers are powers of 2. */
+  yLogBase?: 2 | 10;
   bands?: Band[];
   /** Parts of the x axis with names, such as phases. */
   parts?: { name: string; from: number; to: number }[];
@@ -34,6 +34,7 @@ export interface Plot {
 }
 
 const HEIGHT_PX = 240;
+const CHAR_PX = 7;
 const DASHES: number[][] = [[], [7, 4], [2, 3], [10, 3, 2, 3], [4, 2], [1, 4]];
 const dash = (nth: number) => DASHES[nth % DASHES.length]!;
 const ink = (nth: number) => `--line-${(nth % 6) + 1}`;
@@ -70,25 +71,29 @@ function whenShown(element: Element, draw: () => void): void {
 const data = (plot: Plot): uPlot.AlignedData => [
   plot.x.values,
   // A logarithmic axis has no place for 0.
-  ...plot.lines.map(({ values }) => (plot.isLogarithmic ? values.map((value) => (value === 0 ? null : value)) : values)),
+  ...plot.lines.map(({ values }) => (plot.yLogBase ? values.map((value) => (value === 0 ? null : value)) : values)),
 ];
 
 function options(plot: Plot, width: number, show: (index: number | null) => void): uPlot.Options {
-  const axisStyle = { stroke: () => colour("--soft"), grid: { stroke: () => colour("--rule"), width: 1 }, ticks: { show: false } };
-  const showY = (value: number | null) => (value === null ? "" : plot.lines[0]!.show(value));
+  const axis = (logBase: number | undefined, show: (value: number) => string) => ({
+    stroke: () => colour("--soft"),
+    grid: { stroke: () => colour("--rule"), width: 1, filter: (_: uPlot, marks: number[]) => marks.map((mark) => (isRound(mark, logBase) ? mark : null)) },
+    ticks: { show: false },
+    values: (_: uPlot, marks: (number | null)[]) => marks.map((mark) => (mark === null ? "" : show(mark))),
+  });
   return {
     width,
     height: HEIGHT_PX,
     legend: { show: false },
     cursor: { y: false, points: { size: 7 } },
-    padding: [plot.parts ? 22 : 8, 16, 0, 0],
+    padding: [plot.parts ? 22 : 8, 30, 0, 0],
     scales: {
       x: { time: false, ...(plot.x.logBase ? { distr: 3, log: plot.x.logBase } : {}) },
-      y: plot.isLogarithmic ? { distr: 3 } : { range: (_, _low, high) => [0, high > 0 ? high * 1.05 : 1] },
+      y: plot.yLogBase ? { distr: 3, log: plot.yLogBase } : { range: (_, _low, high) => [0, high > 0 ? high * 1.05 : 1] },
     },
     axes: [
-      { ...axisStyle, size: 42, label: plot.x.label, labelSize: 18, labelFont: "12px system-ui", values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : plot.x.show(tick))) },
-      { ...axisStyle, size: 70, values: (_, ticks) => ticks.map(showY) },
+      { ...axis(plot.x.logBase, plot.x.show), size: 40, label: plot.x.label, labelSize: 18, labelGap: -6, labelFont: "12px system-ui" },
+      { ...axis(plot.yLogBase, plot.lines[0]!.show), size: (_, marks) => 14 + CHAR_PX * Math.max(4, ...(marks ?? []).map((mark) => mark.length)) },
     ],
     series: [{}, ...plot.lines.map(seriesOf)],
     bands: plot.bands?.map(({ edges, style }) => ({ series: [edges[1] + 1, edges[0] + 1], fill: () => colour(style) })),
@@ -99,6 +104,10 @@ function options(plot: Plot, width: number, show: (index: number | null) => void
     },
   };
 }
+
+/** Between the powers of a logarithmic axis are too many marks for lines. */
+const isRound = (mark: number, logBase: number | undefined) =>
+  logBase === undefined || Number.isInteger(Math.round(Math.log(mark) / Math.log(logBase) * 1e6) / 1e6);
 
 function seriesOf({ style }: Line, nth: number): uPlot.Series {
   if (style === "edge") return { stroke: "transparent", points: { show: false } };

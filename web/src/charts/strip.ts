@@ -39,8 +39,8 @@ export function whisker(low: number, high: number): SVGElement {
   return s("g", { class: "whisker" }, s("line", { x1: at(low), x2: at(high), y1: "50%", y2: "50%" }), end(low), end(high));
 }
 
-/** Makes a dot: an estimate or a median. */
-export function dot(share: number, style = ""): SVGElement {
+/** Makes a dot: an estimate or a median. It is open if its value lies beyond the axis. */
+export function dot(share: number, style = share === clamp(share) ? "" : "open"): SVGElement {
   return s("circle", { class: `dot ${style}`, cx: at(share), cy: "50%", r: 4 });
 }
 

@@ -27,7 +27,7 @@ function comparisonTable(rows: ComparisonRow[]): HTMLElement {
     const value = quotient(row);
     if (value === null) return null;
     const interval = row.ratio && whisker(scale(row.ratio.low), scale(row.ratio.high));
-    return strip(`${row.id}: ${ratioText(row)}`, tick(scale(1)), interval, dot(scale(value), row.ratio ? "" : "open"));
+    return strip(`${row.id}: ${ratioText(row)}`, tick(scale(1)), interval, dot(scale(value)));
   };
   return table("Ratio of each value: second ÷ first, with 95 % intervals where both have several runs", rows, [
     text("value", (row) => row.id),

@@ -4,12 +4,29 @@ import { h } from "../dom";
 import { comparisonView } from "./comparison";
 import { diagnosisView } from "./diagnosis";
 import { genericView } from "./generic";
+import { calibrationView, doctorView } from "./machine";
+import { missCurveView } from "./misscurve";
+import { hugePageCausesView, pageMapsView, pageSizeChangeView } from "./processes";
+import { reproductionView } from "./reproduction";
 import { runView } from "./run";
+import { runsView } from "./runs";
+import { trapstatView } from "./trapstat";
+import { whatIfView } from "./whatif";
 
 const VIEWS: Record<string, (data: any) => HTMLElement> = {
   diagnosis: diagnosisView,
   run: runView,
+  runs: runsView,
   comparison: (data) => comparisonView(data),
+  misscurve: missCurveView,
+  reproduction: reproductionView,
+  trapstat: trapstatView,
+  whatif: whatIfView,
+  page_maps: pageMapsView,
+  huge_page_causes: hugePageCausesView,
+  page_size_change: pageSizeChangeView,
+  doctor: doctorView,
+  calibration: calibrationView,
 };
 
 /** Makes the view of a document. A document that breaks its schema is shown as tables. */

@@ -1,7 +1,7 @@
 /** Parts that several views share: title, figures, provenance, budget, warnings, environment. */
 import { CAUSES, isTax } from "../causes";
 import { axis, bar, linear, strip, whisker } from "../charts/strip";
-import { folded, h, s, section, type Child } from "../dom";
+import { h, s, section, type Child } from "../dom";
 import { bytes, count, MISSING, percent, quantity, range, shareOf, unitOf, nanos, fixed } from "../format";
 import { number, table, text, type Column } from "../table";
 import type { Budget, Facts, Provenance, TimeRow, VmTax, Warning } from "../types";
@@ -169,5 +169,3 @@ export function machineLine(facts: Facts | undefined): string {
   ];
   return parts.filter((part) => part != null && part !== false).join(", ");
 }
-
-export { folded };

@@ -39,10 +39,10 @@ export function trust({ kind, validated }: Run["machine"]): string {
 }
 
 /** The charts of a series: the columns that each draws. */
-const CHARTS: { title: string; columns: RegExp; isLogarithmic?: boolean }[] = [
+const CHARTS: { title: string; columns: RegExp; yLogBase?: 10 }[] = [
   { title: "Faults", columns: /fault_count$|^(zero_fill|rescue)_count$/ },
   { title: "Paging", columns: /^(page|swap|demand_page)_(in|out)_count$|^reclaim_.*_count$/ },
-  { title: "Page-in latency", columns: /latency_ns_/, isLogarithmic: true },
+  { title: "Page-in latency", columns: /latency_ns_/, yLogBase: 10 },
   { title: "CPU time", columns: /^(user|kernel|kernel_daemon|run_queue)_ns$/ },
   { title: "Memory", columns: /bytes/ },
   { title: "Accesses", columns: /^access_count$/ },
@@ -63,7 +63,7 @@ function seriesSection({ series, phases }: Run): HTMLElement | null {
     still.length > 0 && h("p", { class: "note" }, `0 or missing throughout: ${still.join(", ")}`));
 }
 
-function seriesChart(chart: { title: string; isLogarithmic?: boolean }, names: string[], columns: Run["series"]["columns"], time: number[], phases: Phase[]): HTMLElement {
+function seriesChart(chart: { title: string; yLogBase?: 10 }, names: string[], columns: Run["series"]["columns"], time: number[], phases: Phase[]): HTMLElement {
   const plot: Plot = {
     ...chart,
     x: { label: "time", values: time, show: nanos },
