@@ -22,7 +22,7 @@ export interface Band {
 
 export interface Plot {
   title: string;
-  x: { label: string; values: number[]; show: (value: number) => string; logBase?: 2 | 10 };
+  x: { label: string; values: number[]; show: (value: number) => string; logBase?: 2 | 10; isDiscrete?: boolean };
   lines: Line[];
   /** Makes the y axis logarithmic: 2 for bytes, whose round numbers are powers of 2. */
   yLogBase?: 2 | 10;
@@ -92,7 +92,8 @@ function options(plot: Plot, width: number, show: (index: number | null) => void
       y: plot.yLogBase ? { distr: 3, log: plot.yLogBase } : { range: (_, _low, high) => [0, high > 0 ? high * 1.05 : 1] },
     },
     axes: [
-      { ...axis(plot.x.logBase, plot.x.show), size: 40, label: plot.x.label, labelSize: 18, labelGap: -6, labelFont: "12px system-ui" },
+      { ...axis(plot.x.logBase, plot.x.show), size: 40, label: plot.x.label, labelSize: 18, labelGap: -6, labelFont: "12px system-ui",
+        ...(plot.x.isDiscrete ? { splits: () => plot.x.values } : {}) },
       { ...axis(plot.yLogBase, plot.lines[0]!.show), size: (_, marks) => 14 + CHAR_PX * Math.max(4, ...(marks ?? []).map((mark) => mark.length)) },
     ],
     series: [{}, ...plot.lines.map(seriesOf)],

@@ -3,8 +3,8 @@ import { lineChart } from "../charts/lines";
 import { folded, h, section } from "../dom";
 import { count, MISSING, nanos, quantity } from "../format";
 import { number, table, text } from "../table";
-import type { Run, Runs } from "../types";
-import { environmentSection, title } from "./parts";
+import type { Run, Runs, Warning } from "../types";
+import { environmentSection, title, warningsSection } from "./parts";
 import { runView, trust } from "./run";
 
 /** Beyond this ratio of the largest value to the smallest, a linear axis shows the largest alone. */
@@ -19,8 +19,14 @@ export function runsView({ swept, runs }: Runs): HTMLElement {
     swept.length > 0 && sweepSection(runs, swept, machines),
     section("Counters of each run", countersTable(runs, swept)),
     section("Runs", ...runs.map((run, nth) => folded(labelOf(run, swept, nth), () => runView(run)))),
+    warningsSection(uniqueWarnings(runs)),
     environmentSection(first.environment),
   );
+}
+
+/** Returns each warning once, for however many runs it was given. */
+function uniqueWarnings(runs: Run[]): Warning[] {
+  return [...new Map(runs.flatMap((run) => run.warnings).map((warning) => [warning.id + warning.text, warning])).values()];
 }
 
 function labelOf(run: Run, swept: string[], nth: number): string {
@@ -52,7 +58,7 @@ function sweepSection(runs: Run[], swept: string[], machines: string[]): HTMLEle
     });
     const known = lines.flatMap(({ values }) => values).filter((value): value is number => value !== null && value > 0);
     const yLogBase = Math.max(...known) > LINEAR_MAX * Math.min(...known) ? 10 : undefined;
-    return lineChart({ title: name, x: { label: swept[0]!, values: x, show: (value) => points[x.indexOf(value)] ?? "" }, lines, yLogBase });
+    return lineChart({ title: name, x: { label: swept[0]!, values: x, show: (value) => points[x.indexOf(value)] ?? "", isDiscrete: true }, lines, yLogBase });
   };
   return section("Sweep",
     hasAxis && curve("Elapsed time", (run) => run.wall_ns, nanos),
