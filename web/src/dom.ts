@@ -42,7 +42,7 @@ export function section(title: string, ...children: Child[]): HTMLElement | null
   return body.length === 0 ? null : h("section", {}, h("h2", {}, title), ...body);
 }
 
-/** Makes a part that is built when it is first opened or printed: its table may have 100,000 cells. */
+/** Makes a part that is built when it is first opened: its table may have 100,000 cells. */
 export function folded(title: string, build: () => Child): HTMLDetailsElement {
   const details = h("details", {}, h("summary", {}, title));
   details.addEventListener("toggle", () => details.append(...[build()].filter(isShown)), { once: true });

@@ -145,8 +145,3 @@ function choice(label: string, selected: Document, change: (document: Document) 
   element.addEventListener("change", () => change(documents[Number(element.value)]!));
   return h("label", {}, `${label} `, element);
 }
-
-/** Folded tables are printed, too. */
-addEventListener("beforeprint", () => {
-  for (const details of document.querySelectorAll("details")) details.open = true;
-});

@@ -39,3 +39,16 @@ export function themeButton(): HTMLButtonElement {
   label();
   return element;
 }
+
+/** Paper is white: charts are drawn again for it. */
+let onScreen: string | undefined;
+addEventListener("beforeprint", () => {
+  onScreen = root.dataset["theme"];
+  root.dataset["theme"] = "light";
+  changed();
+});
+addEventListener("afterprint", () => {
+  if (onScreen === undefined) delete root.dataset["theme"];
+  else root.dataset["theme"] = onScreen;
+  changed();
+});

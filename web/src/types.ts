@@ -1,5 +1,7 @@
 /** The documents of pagetax, as far as views read them: docs/report.md and docs/schema. */
 
+import type { Heatmap } from "./charts/heatmap";
+
 export type Unit = "ns" | "bytes" | "count";
 export type Provenance = "measured" | "modeled" | "derived" | "missing";
 export type Facts = Record<string, unknown>;
@@ -161,6 +163,8 @@ export interface MissCurves {
   access_count: number;
   thread_count: number;
   interval_access_count: number;
+  /** No command writes it yet. */
+  heatmap?: Heatmap;
   curves: {
     page_bytes: number;
     is_exact: boolean;

@@ -7,7 +7,7 @@ after(close);
 
 /** The documents, with the number of charts on a canvas. */
 const KINDS = {
-  diagnosis: 0, "diagnose-names": 0, run: 0, "run-mmap3": 6, "run-host": 4, runs: 2, "runs-sweep": 2, comparison: 0, reproduction: 0,
+  diagnosis: 0, "diagnose-names": 0, run: 0, "run-mmap3": 6, "run-host": 4, runs: 1, "runs-sweep": 2, comparison: 0, reproduction: 0,
   "reproduce-sun-4": 7, calibration: 0, doctor: 0, jobs: 0, machines: 0, misscurve: 1, "misscurve-sort": 2, trapstat: 0, "trapstat-sort": 0,
   whatif: 0, "whatif-sort": 0, page_sizes: 0, page_size_change: 0, huge_page_causes: 0, page_maps: 0, page_map_diff: 0, servers: 0, server: 0,
 };
@@ -56,11 +56,18 @@ test("the button switches the theme, and charts follow", async () => {
   await close();
 });
 
-test("a printed page has its folded tables", async () => {
-  const { page, close } = await open([document("run-mmap3")]);
-  const before = await page.locator("table").count();
-  await page.pdf();
-  assert.ok((await page.locator("table").count()) > before);
+test("paper has light charts, and the tables that the reader opened", async () => {
+  const { page, close } = await open([document("run-mmap3")], { theme: "dark" });
+  const pixels = () => page.locator("canvas").first().evaluate((canvas) => canvas.toDataURL());
+  const before = await pixels();
+  await page.evaluate(() => dispatchEvent(new Event("beforeprint")));
+  await page.waitForTimeout(50);
+  assert.notEqual(await pixels(), before);
+  await page.evaluate(() => dispatchEvent(new Event("afterprint")));
+  await page.waitForTimeout(50);
+  assert.equal(await pixels(), before);
+  await page.emulateMedia({ media: "print" });
+  assert.equal(await page.locator("summary:visible").count(), 0);
   await close();
 });
 

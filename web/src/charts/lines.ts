@@ -33,6 +33,8 @@ export interface Plot {
   notes?: { line: number; x: number; text: string }[];
 }
 
+/** Beyond this ratio of the largest value to the smallest, a linear axis shows the largest alone. */
+const LINEAR_MAX = 50;
 const HEIGHT_PX = 240;
 const CHAR_PX = 7;
 const DASHES: number[][] = [[], [7, 4], [2, 3], [10, 3, 2, 3], [4, 2], [1, 4]];
@@ -56,6 +58,12 @@ export function lineChart(plot: Plot): HTMLElement {
     moveByKeys(canvas, chart);
   });
   return figure;
+}
+
+/** Returns the base of a logarithmic y axis if these values need one. */
+export function logBaseFor(values: (number | null)[]): 10 | undefined {
+  const known = values.filter((value): value is number => value !== null && value > 0);
+  return Math.max(...known) > LINEAR_MAX * Math.min(...known) ? 10 : undefined;
 }
 
 /** A hidden element has no width to draw in. */

@@ -16,10 +16,10 @@ export function linear(low: number, high: number): Scale {
   return high > low ? (value) => (value - low) / (high - low) : () => 0.5;
 }
 
-/** Makes a logarithmic scale. Values of 0 and below are at its start. */
+/** Makes a logarithmic scale. Values of 0 and below lie beyond its start. */
 export function logarithmic(low: number, high: number): Scale {
   const scale = linear(Math.log(low), Math.log(high));
-  return (value) => (value > 0 ? scale(Math.log(value)) : 0);
+  return (value) => (value > 0 ? scale(Math.log(value)) : -1);
 }
 
 /** Makes a bar. Its pattern shows the provenance. */

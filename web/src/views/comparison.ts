@@ -35,7 +35,7 @@ function comparisonTable(rows: ComparisonRow[]): HTMLElement {
     number("second", (row) => quantity(row.unit, row.medians[1])),
     text("runs", (row) => row.run_counts.join(", ")),
     text("second ÷ first (95 %)", ratioText),
-    { head: axis("ratio", [0.25, 0.5, 1, 2, 4].map((value) => ({ at: scale(value), text: `${value}×` }))), style: "plot", cell: plot },
+    { head: axis("ratio", [0.25, 1, 4].map((value) => ({ at: scale(value), text: `${value}×` }))), style: "plot", cell: plot },
     text("", meaning, "text"),
   ]);
 }

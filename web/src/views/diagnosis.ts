@@ -6,7 +6,7 @@ import { folded, h, section } from "../dom";
 import { bytes, count, fixed, median, MISSING, nanos, percent, quantity, ratio } from "../format";
 import { number, table, text, type Column } from "../table";
 import type { Diagnosis, Exit, Ratio, Took, Trial } from "../types";
-import { budgetSection, environmentSection, figure, machineLine, taxFigure, taxSentence, timeColumns, title, warningsSection } from "./parts";
+import { budgetSection, environmentSection, figure, machineLine, saysMoreThanFigure, taxFigure, taxSentence, timeColumns, title, warningsSection } from "./parts";
 
 const AS_IS = "as-is";
 /** A cause with a smaller share of the CPU time is not listed on the first screen. */
@@ -59,7 +59,7 @@ function causesTable({ budget, warnings }: Diagnosis): HTMLElement | null {
   const missing = budget.cpu.filter((row) => isTax(row.id) && row.ns == null);
   const disagrees = warnings.find((warning) => warning.id === "tax_disagrees");
   return h("div", {},
-    h("p", { class: "sentence" }, taxSentence(budget)),
+    saysMoreThanFigure(budget) && h("p", { class: "sentence" }, taxSentence(budget)),
     rows.length + missing.length > 0 && table("The largest causes, low to high", [...rows.slice(0, CAUSES_MAX), ...missing], timeColumns(budget.cpu_total_ns)),
     disagrees && h("p", { class: "note" }, disagrees.text),
   );

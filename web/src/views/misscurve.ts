@@ -1,4 +1,5 @@
 /** Miss curves: TLB misses by entries and page size, the reach of TLBs, the working set. */
+import { heatmap } from "../charts/heatmap";
 import { lineChart } from "../charts/lines";
 import { folded, h, section } from "../dom";
 import { bytes, count, fixed, MISSING, quantity } from "../format";
@@ -16,6 +17,7 @@ export function missCurveView(document: MissCurves): HTMLElement {
     title("miss curve", of, `${count(access_count)} ${accesses}, ${thread_count} threads`, "TLBs that are fully associative, LRU: modeled"),
     section("TLB misses by entries and page size", curves.length > 0 && curveChart(document),
       folded("Table: counts of misses", () => countTable(document))),
+    document.heatmap && section("Accesses by time and address", heatmap("Accesses", document.heatmap)),
     section(`TLB reach for ${percent ?? MISSING} % of accesses`, table("The fewest entries that find the translation", curves, [
       number("pages", nameOf),
       number("entries", ({ reach }) => (reach.entries === null ? "none: first touches miss more" : count(reach.entries))),

@@ -6,6 +6,9 @@ import { bytes, count, MISSING, percent, quantity, range, shareOf, unitOf, nanos
 import { number, table, text, type Column } from "../table";
 import type { Budget, Facts, Provenance, TimeRow, VmTax, Warning } from "../types";
 
+/** A smaller share of waiting is not worth a sentence. */
+const WAITING_MIN = 0.005;
+
 /** Makes the head of a view: what it is of, in code where it is a command. */
 export function title(kind: string, name: string, ...details: Child[]): HTMLElement {
   const lines = details.filter(Boolean).map((detail) => h("p", { class: "detail" }, detail));
@@ -34,7 +37,12 @@ export function taxSentence(budget: Budget): string | null {
   const tax = budget.vm_tax;
   if (!tax) return null;
   const waiting = waitingShare(budget);
-  return taken(tax) + (waiting >= 0.005 ? `; waiting for memory takes ${percent(waiting)} of its elapsed time` : "");
+  return taken(tax) + (waiting >= WAITING_MIN ? `; waiting for memory takes ${percent(waiting)} of its elapsed time` : "");
+}
+
+/** Returns true if the sentence names missing rows or waiting, which the figure of the tax does not. */
+export function saysMoreThanFigure(budget: Budget): boolean {
+  return budget.vm_tax?.high == null || waitingShare(budget) >= WAITING_MIN;
 }
 
 function taken({ value, low, high, why }: VmTax): string {
@@ -161,10 +169,10 @@ export function factValue(name: string, value: unknown): string {
 
 /** Says in one line which machine it was. */
 export function machineLine(facts: Facts | undefined): string {
-  const { cpu_model, cpu_count, memory_bytes, kernel, hypervisor } = facts ?? {};
+  const { model, cpu_model, cpu_count, memory_bytes, kernel, hypervisor } = facts ?? {};
   const parts = [
-    cpu_model, cpu_count != null && `${cpu_count} CPUs`,
-    typeof memory_bytes === "number" && bytes(memory_bytes),
+    model, cpu_model, cpu_count != null && `${cpu_count} CPUs`,
+    model == null && typeof memory_bytes === "number" && bytes(memory_bytes),
     kernel != null && `Linux ${kernel}`, hypervisor,
   ];
   return parts.filter((part) => part != null && part !== false).join(", ");

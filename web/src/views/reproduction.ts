@@ -1,5 +1,5 @@
 /** Published figures beside simulated ones: curves with tolerances, and a table of ratios. */
-import { lineChart } from "../charts/lines";
+import { lineChart, logBaseFor } from "../charts/lines";
 import { axis, band, dot, logarithmic, strip, tick, whisker } from "../charts/strip";
 import { folded, h, section } from "../dom";
 import { count, fixed, MISSING, significant } from "../format";
@@ -14,8 +14,6 @@ type Row = ReproductionRow;
 const POINTS_MIN = 4;
 /** A ratio that a tolerance of a direction reaches, and no tolerance of a figure. */
 const ONE_SIDED = 5;
-/** Beyond this ratio of the largest value to the smallest, a linear axis shows the largest alone. */
-const LINEAR_MAX = 50;
 
 export function reproductionView(document: Reproduction): HTMLElement {
   const { tables, ok, asserts, seeds } = document;
@@ -89,7 +87,6 @@ function curveChart(rows: Row[]): HTMLElement {
   const bound = (nth: 0 | 1) => rows.map(({ published, tolerance }) => (tolerance ? published * tolerance[nth] : null));
   const simulated = (key: "median" | "low" | "high") => rows.map((row) => row.simulated?.[key] ?? null);
   const published = rows.map((row) => row.published);
-  const known = published.filter((value) => value > 0);
   const line = (label: string, values: (number | null)[], style?: "points" | "edge") => ({ label, values, style, show: significant });
   return lineChart({
     title: `${rows[0]!.figure}, ${rows[0]!.status}`,
@@ -100,7 +97,7 @@ function curveChart(rows: Row[]): HTMLElement {
       line("simulated from", simulated("low"), "edge"), line("simulated to", simulated("high"), "edge"),
     ],
     bands: [{ edges: [2, 3], style: "--band" }, { edges: [4, 5], style: "--band-strong" }],
-    yLogBase: Math.max(...known) > LINEAR_MAX * Math.min(...known) ? 10 : undefined,
+    yLogBase: logBaseFor(published),
   });
 }
 

@@ -1,14 +1,11 @@
 /** Several runs: a sweep as curves and a table, machines beside each other, and each run by itself. */
-import { lineChart } from "../charts/lines";
+import { lineChart, logBaseFor } from "../charts/lines";
 import { folded, h, section } from "../dom";
 import { count, MISSING, nanos, quantity } from "../format";
 import { number, table, text } from "../table";
 import type { Run, Runs, Warning } from "../types";
 import { environmentSection, title, warningsSection } from "./parts";
 import { runView, trust } from "./run";
-
-/** Beyond this ratio of the largest value to the smallest, a linear axis shows the largest alone. */
-const LINEAR_MAX = 50;
 
 export function runsView({ swept, runs }: Runs): HTMLElement {
   const first = runs[0];
@@ -56,9 +53,9 @@ function sweepSection(runs: Run[], swept: string[], machines: string[]): HTMLEle
       const values = points.map((point) => (at(point, machine) ? of(at(point, machine)!) : null));
       return { label: machine, values, show };
     });
-    const known = lines.flatMap(({ values }) => values).filter((value): value is number => value !== null && value > 0);
-    const yLogBase = Math.max(...known) > LINEAR_MAX * Math.min(...known) ? 10 : undefined;
-    return lineChart({ title: name, x: { label: swept[0]!, values: x, show: (value) => points[x.indexOf(value)] ?? "", isDiscrete: true }, lines, yLogBase });
+    const all = lines.flatMap(({ values }) => values);
+    if (all.every((value) => value === null)) return null;
+    return lineChart({ title: name, x: { label: swept[0]!, values: x, show: (value) => points[x.indexOf(value)] ?? "", isDiscrete: true }, lines, yLogBase: logBaseFor(all) });
   };
   return section("Sweep",
     hasAxis && curve("Elapsed time", (run) => run.wall_ns, nanos),
