@@ -125,6 +125,13 @@ function seriesOf({ style }: Line, nth: number): uPlot.Series {
   return { stroke, width: 1.75, dash: dash(nth), spanGaps: false, points: { size: 4, fill: stroke } };
 }
 
+/** uPlot leaves the alignment of its axes in the context. */
+function setFont(ctx: CanvasRenderingContext2D, px: number): void {
+  ctx.font = `${px * devicePixelRatio}px system-ui`;
+  ctx.textAlign = "left";
+  ctx.textBaseline = "alphabetic";
+}
+
 /** Shades every second part and writes its name above. */
 function drawParts({ ctx, bbox, valToPos }: uPlot, plot: Plot): void {
   plot.parts?.forEach(({ name, from, to }, nth) => {
@@ -138,7 +145,7 @@ function drawParts({ ctx, bbox, valToPos }: uPlot, plot: Plot): void {
     ctx.fillStyle = colour(nth % 2 === 0 ? "--part" : "--paper");
     ctx.fillRect(left, bbox.top, width, bbox.height);
     ctx.fillStyle = colour("--soft");
-    ctx.font = `${12 * devicePixelRatio}px system-ui`;
+    setFont(ctx, 12);
     ctx.fillText(name, left + 4 * devicePixelRatio, bbox.top - 7 * devicePixelRatio);
     ctx.restore();
   });
@@ -156,7 +163,7 @@ function drawNotes(chart: uPlot, plot: Plot): void {
     ctx.moveTo(left, bbox.top);
     ctx.lineTo(left, bbox.top + bbox.height);
     ctx.stroke();
-    ctx.font = `${11 * devicePixelRatio}px system-ui`;
+    setFont(ctx, 11);
     ctx.fillText(text, left + 4 * devicePixelRatio, bbox.top + (14 + nth * 15) * devicePixelRatio);
     ctx.restore();
   });
