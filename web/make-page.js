@@ -19,5 +19,8 @@ export function makePage(documents) {
 
 if (process.argv[1] === fileURLToPath(import.meta.url)) {
   const [out, ...files] = process.argv.slice(2);
-  writeFileSync(out, makePage(files.map((file) => ({ name: basename(file), text: readFileSync(file, "utf8") }))));
+  writeFileSync(
+    out,
+    makePage(files.map((file) => ({ name: basename(file), text: readFileSync(file, "utf8") }))),
+  );
 }

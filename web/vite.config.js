@@ -15,7 +15,11 @@ function singleFile() {
     enforce: "post",
     generateBundle(_, bundle) {
       const files = Object.values(bundle);
-      const text = (end) => files.filter((file) => file.fileName.endsWith(end)).map((file) => file.code ?? file.source).join("");
+      const text = (end) =>
+        files
+          .filter((file) => file.fileName.endsWith(end))
+          .map((file) => file.code ?? file.source)
+          .join("");
       // A closing tag inside a string would end the element.
       const script = text(".js").replaceAll("</script", "<\\/script");
       const style = text(".css").trim();

@@ -2,7 +2,16 @@
 
 /** The rows of each ledger, in the order of printing. */
 export const CAUSES = {
-  cpu: ["compute", "translation", "minor_fault", "zero_copy", "reclaim", "compaction", "swap", "other_kernel"],
+  cpu: [
+    "compute",
+    "translation",
+    "minor_fault",
+    "zero_copy",
+    "reclaim",
+    "compaction",
+    "swap",
+    "other_kernel",
+  ],
   wall: ["running", "run_queue", "page_in", "swap_in", "throttle", "sleep"],
 };
 

@@ -8,8 +8,15 @@ import type { Comparison, ComparisonRow, Diagnosis, Facts, Provenance, Run, Tria
 const HARDWARE = ["cpu_model", "cpu_count", "hypervisor", "base_page_bytes"];
 /** Settings that may explain a difference, but may also be what is compared. */
 const SETTINGS = [
-  "kernel", "thp_enabled", "thp_defrag", "thp_shmem_enabled", "thp_enabled_by_size", "swappiness", "cpu_governor",
-  "page_table_isolation", "cgroup_memory_limit_bytes",
+  "kernel",
+  "thp_enabled",
+  "thp_defrag",
+  "thp_shmem_enabled",
+  "thp_enabled_by_size",
+  "swappiness",
+  "cpu_governor",
+  "page_table_isolation",
+  "cgroup_memory_limit_bytes",
 ];
 /** Memory may differ by this share: virtual machines get and give some while they run. */
 const MEMORY_SHARE = 0.1;
@@ -29,7 +36,9 @@ export function compare(first: Document, second: Document): Comparison | string 
   if (isRun(kinds[0]!) !== isRun(kinds[1]!)) {
     return "One is a run, the other a diagnosis. Choose two runs, or two diagnoses.";
   }
-  return isRun(kinds[0]!) ? compareRuns(runsOf(first), runsOf(second)) : compareDiagnoses(first.data, second.data);
+  return isRun(kinds[0]!)
+    ? compareRuns(runsOf(first), runsOf(second))
+    : compareDiagnoses(first.data, second.data);
 }
 
 const runsOf = ({ kind, data }: Document): Run[] => (kind === "run" ? [data] : data.runs);
@@ -38,7 +47,8 @@ function compareRuns(first: Run[], second: Run[]): Comparison | string {
   const [a, b] = [first[0], second[0]];
   if (!a || !b) return "A document has no run. Choose another.";
   const isMixed = [first, second].some((runs) => runs.some((run) => jobsDiffer(runs[0]!, run).length > 0));
-  if (isMixed) return "A document has runs of several jobs or machines. Choose documents of one job and machine each.";
+  if (isMixed)
+    return "A document has runs of several jobs or machines. Choose documents of one job and machine each.";
   const [columnsA, columnsB] = [columns(first), columns(second)];
   return {
     ...between(a.environment, b.environment, jobsDiffer(a, b)),
@@ -50,7 +60,8 @@ function compareDiagnoses(first: Diagnosis, second: Diagnosis): Comparison {
   const rows = first.trials.flatMap((a) => {
     const b = second.trials.find((trial) => trial.name === a.name);
     if (!b) return [];
-    const peak = (trial: Trial) => measured("bytes", trial.peak_resident_bytes == null ? [] : [trial.peak_resident_bytes]);
+    const peak = (trial: Trial) =>
+      measured("bytes", trial.peak_resident_bytes == null ? [] : [trial.peak_resident_bytes]);
     return [
       ...row(`${a.name} wall_ns`, measured("ns", a.runs_ns), measured("ns", b.runs_ns)),
       ...row(`${a.name} peak_resident_bytes`, peak(a), peak(b)),
@@ -62,7 +73,8 @@ function compareDiagnoses(first: Diagnosis, second: Diagnosis): Comparison {
 
 function between(a: Facts, b: Facts, reasons: string[]): Pick<Comparison, "incomparable" | "settings"> {
   const facts = (names: string[]) => names.flatMap((name) => factsDiffer(name, a[name], b[name]));
-  const memory = (name: string) => (sizesDiffer(a[name], b[name]) ? [`${name}: ${a[name]} and ${b[name]}`] : []);
+  const memory = (name: string) =>
+    sizesDiffer(a[name], b[name]) ? [`${name}: ${a[name]} and ${b[name]}`] : [];
   return {
     incomparable: [...reasons, ...facts(HARDWARE), ...memory("memory_bytes")],
     settings: [...facts(SETTINGS), ...memory("memory_available_bytes")],
@@ -84,7 +96,10 @@ function sizesDiffer(a: unknown, b: unknown): boolean {
 }
 
 function jobsDiffer(a: Run, b: Run): string[] {
-  const params = ({ job }: Run) => Object.entries(job.params).map(([key, value]) => `${key}=${value}`).join(" ");
+  const params = ({ job }: Run) =>
+    Object.entries(job.params)
+      .map(([key, value]) => `${key}=${value}`)
+      .join(" ");
   return [
     ...different("job", a.job.name, b.job.name),
     ...different("parameters", params(a), params(b)),
@@ -115,12 +130,14 @@ function columns(runs: Run[]): Map<string, ColumnOfRuns> {
 function row(id: string, a: ColumnOfRuns, b: ColumnOfRuns | undefined): ComparisonRow[] {
   const [first, second] = [median(a.values), median(b?.values ?? [])];
   if (!b || first === undefined || second === undefined) return [];
-  return [{
-    id,
-    unit: a.unit,
-    medians: [first, second],
-    provenance: [a.provenance, b.provenance],
-    run_counts: [a.values.length, b.values.length],
-    ratio: ratioOfGroups(b.values, a.values),
-  }];
+  return [
+    {
+      id,
+      unit: a.unit,
+      medians: [first, second],
+      provenance: [a.provenance, b.provenance],
+      run_counts: [a.values.length, b.values.length],
+      ratio: ratioOfGroups(b.values, a.values),
+    },
+  ];
 }

@@ -36,7 +36,9 @@ export async function fromFile(file: File): Promise<(Document | Refusal)[]> {
   if (typeof read !== "string") return text as Refusal[];
   if (!/^\s*</.test(read)) return attempt(async () => parse(file.name, read));
   const documents = await embedded(new DOMParser().parseFromString(read, "text/html"));
-  const none = new Refusal(`${file.name} is a page without documents. Choose a page that pagetax report made, or JSON.`);
+  const none = new Refusal(
+    `${file.name} is a page without documents. Choose a page that pagetax report made, or JSON.`,
+  );
   return documents.length > 0 ? documents : [none];
 }
 
@@ -49,9 +51,12 @@ async function attempt<T>(work: () => Promise<T[]>): Promise<(T | Refusal)[]> {
 }
 
 const tooLarge = (name: string, size: number) =>
-  new Refusal(`${name} has ${bytes(size)}; a page reads at most ${bytes(BYTES_MAX)}. Write fewer points: give --interval a longer time, or fewer --runs.`);
+  new Refusal(
+    `${name} has ${bytes(size)}; a page reads at most ${bytes(BYTES_MAX)}. Write fewer points: give --interval a longer time, or fewer --runs.`,
+  );
 
-const notComplete = (name: string) => new Refusal(`${name} is not complete JSON. Write it again with --json=FILE.`);
+const notComplete = (name: string) =>
+  new Refusal(`${name} is not complete JSON. Write it again with --json=FILE.`);
 
 async function unpack(name: string, base64: string): Promise<string> {
   try {
@@ -68,7 +73,7 @@ async function readAll(name: string, stream: ReadableStream<Uint8Array>): Promis
   const decoder = new TextDecoder();
   const reader = stream.getReader();
   let text = "";
-  for (let size = 0; ; ) {
+  for (let size = 0; ;) {
     const { done, value } = await reader.read();
     if (done) return text + decoder.decode();
     size += value.length;
@@ -101,10 +106,14 @@ function parseOne(name: string, text: string): Document {
     throw notComplete(name);
   }
   if (typeof data?.kind !== "string" || typeof data.schema !== "number") {
-    throw new Refusal(`${name} is no document of pagetax. Write one with pagetax run --json=FILE or pagetax diagnose --json=FILE.`);
+    throw new Refusal(
+      `${name} is no document of pagetax. Write one with pagetax run --json=FILE or pagetax diagnose --json=FILE.`,
+    );
   }
   if (data.schema !== SCHEMA) {
-    throw new Refusal(`${name} has schema ${data.schema}; this page reads schema ${SCHEMA}. Make the page with the pagetax that wrote the document.`);
+    throw new Refusal(
+      `${name} has schema ${data.schema}; this page reads schema ${SCHEMA}. Make the page with the pagetax that wrote the document.`,
+    );
   }
   return { name, kind: data.kind, text, data };
 }

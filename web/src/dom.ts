@@ -9,7 +9,8 @@ const isShown = (child: Child): child is Node | string => child != null && child
 
 function fill<E extends Element>(element: E, attributes: Attributes, children: Child[]): E {
   for (const [name, value] of Object.entries(attributes)) {
-    if (value !== undefined && value !== false) element.setAttribute(name, value === true ? "" : String(value));
+    if (value !== undefined && value !== false)
+      element.setAttribute(name, value === true ? "" : String(value));
   }
   element.append(...children.filter(isShown));
   return element;

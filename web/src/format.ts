@@ -35,7 +35,12 @@ export function nanos(ns: number): string {
 
 /** Formats a size in the largest unit that needs at most one decimal: `4K`, `1.5G`. */
 export function bytes(size: number): string {
-  for (const [power, unit] of [[40, "T"], [30, "G"], [20, "M"], [10, "K"]] as const) {
+  for (const [power, unit] of [
+    [40, "T"],
+    [30, "G"],
+    [20, "M"],
+    [10, "K"],
+  ] as const) {
     const value = size / 2 ** power;
     if (value >= 1) return Number.isInteger(value) ? `${value}${unit}` : `${fixed(value, 1)}${unit}`;
   }

@@ -15,8 +15,13 @@ const panels = h("main", {});
 /** Shows the page with these documents. */
 export function showPage(found: (Document | Refusal)[]): void {
   const files = filePicker();
-  const header = h("header", { class: "page" }, h("span", { class: "name" }, "pagetax"), tabs,
-    h("div", { class: "actions" }, files.button, themeButton()));
+  const header = h(
+    "header",
+    { class: "page" },
+    h("span", { class: "name" }, "pagetax"),
+    tabs,
+    h("div", { class: "actions" }, files.button, themeButton()),
+  );
   document.body.append(patterns(), header, messages, panels, files.input);
   document.body.addEventListener("dragover", (event) => event.preventDefault());
   document.body.addEventListener("drop", (event) => {
@@ -29,7 +34,13 @@ export function showPage(found: (Document | Refusal)[]): void {
 }
 
 function filePicker() {
-  const input = h("input", { type: "file", multiple: true, accept: ".json,.html", hidden: true, "aria-label": "Files to add" });
+  const input = h("input", {
+    type: "file",
+    multiple: true,
+    accept: ".json,.html",
+    hidden: true,
+    "aria-label": "Files to add",
+  });
   input.addEventListener("change", async () => {
     await addFiles([...(input.files ?? [])]);
     input.value = "";
@@ -38,10 +49,17 @@ function filePicker() {
 }
 
 function dropArea(input: HTMLInputElement): HTMLElement {
-  return h("section", { class: "drop" },
+  return h(
+    "section",
+    { class: "drop" },
     h("h1", {}, "Drop a report here"),
-    h("p", {}, "A document of pagetax (JSON), or a page that pagetax made. A second one is compared with the first. Nothing leaves this page."),
-    button("Choose files", () => input.click()));
+    h(
+      "p",
+      {},
+      "A document of pagetax (JSON), or a page that pagetax made. A second one is compared with the first. Nothing leaves this page.",
+    ),
+    button("Choose files", () => input.click()),
+  );
 }
 
 async function addFiles(files: File[]): Promise<void> {
@@ -68,7 +86,13 @@ function add(found: (Document | Refusal)[]): void {
 /** Adds a tab. Its panel is built when it is first selected. */
 function addTab(name: string, build: () => HTMLElement): void {
   const id = `tab-${tabs.children.length}`;
-  const tab = button(name, () => select(tab), { role: "tab", id, "aria-selected": "false", "aria-controls": `${id}-panel`, tabindex: -1 });
+  const tab = button(name, () => select(tab), {
+    role: "tab",
+    id,
+    "aria-selected": "false",
+    "aria-controls": `${id}-panel`,
+    tabindex: -1,
+  });
   const panel = h("div", { role: "tabpanel", id: `${id}-panel`, "aria-labelledby": id, hidden: true });
   tab.addEventListener("select-tab", () => panel.childElementCount > 0 || panel.append(build()));
   if (name === "Compare") tab.classList.add("compare");
@@ -102,7 +126,13 @@ function moveTabs(event: KeyboardEvent): void {
 
 function documentPanel(document: Document): HTMLElement {
   const view = viewOf(document);
-  view.append(h("p", { class: "save" }, button("Save the JSON", () => save(document))));
+  view.append(
+    h(
+      "p",
+      { class: "save" },
+      button("Save the JSON", () => save(document)),
+    ),
+  );
   return view;
 }
 
@@ -129,18 +159,30 @@ function comparisonPanel(): HTMLElement {
   const result = h("div", {});
   const update = () => {
     const comparison = compare(first, second);
-    result.replaceChildren(typeof comparison === "string"
-      ? h("p", { class: "refusal", role: "alert" }, comparison)
-      : comparisonView(comparison, [first.name, second.name]));
+    result.replaceChildren(
+      typeof comparison === "string"
+        ? h("p", { class: "refusal", role: "alert" }, comparison)
+        : comparisonView(comparison, [first.name, second.name]),
+    );
   };
   update();
-  return h("div", {}, h("div", { class: "choose" },
-    choice("First", first, (document) => ((first = document), update())),
-    choice("Second", second, (document) => ((second = document), update()))), result);
+  return h(
+    "div",
+    {},
+    h(
+      "div",
+      { class: "choose" },
+      choice("First", first, (document) => ((first = document), update())),
+      choice("Second", second, (document) => ((second = document), update())),
+    ),
+    result,
+  );
 }
 
 function choice(label: string, selected: Document, change: (document: Document) => void): HTMLElement {
-  const options = documents.map((document, nth) => h("option", { value: nth, selected: document === selected }, document.name));
+  const options = documents.map((document, nth) =>
+    h("option", { value: nth, selected: document === selected }, document.name),
+  );
   const element = h("select", {}, ...options);
   element.addEventListener("change", () => change(documents[Number(element.value)]!));
   return h("label", {}, `${label} `, element);

@@ -31,7 +31,12 @@ function ratioOfMedians(over: number[], under: number[]): number | null {
 
 function bootstrap(over: number[], under: number[]): [number, number] {
   const ratios = resamples(over.length, under.length).flatMap(([first, second]) => {
-    return ratioOfMedians(first.map((index) => over[index]!), second.map((index) => under[index]!)) ?? [];
+    return (
+      ratioOfMedians(
+        first.map((index) => over[index]!),
+        second.map((index) => under[index]!),
+      ) ?? []
+    );
   });
   ratios.sort((a, b) => a - b);
   const cut = Math.floor(ratios.length / 40);

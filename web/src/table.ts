@@ -17,20 +17,33 @@ export function table<R>(
   columns: Column<NoInfer<R>>[],
   rowClass?: (row: NoInfer<R>) => string | undefined,
 ): HTMLElement {
-  const style = (column: Column<R>) => [column.numeric && "number", column.style].filter(Boolean).join(" ") || undefined;
+  const style = (column: Column<R>) =>
+    [column.numeric && "number", column.style].filter(Boolean).join(" ") || undefined;
   const head = columns.map((column) =>
-    column.head ? h("th", { scope: "col", class: style(column) }, column.head) : h("td", { class: style(column) }),
+    column.head
+      ? h("th", { scope: "col", class: style(column) }, column.head)
+      : h("td", { class: style(column) }),
   );
   const line = (row: R, index: number) =>
-    h("tr", { class: rowClass?.(row) },
+    h(
+      "tr",
+      { class: rowClass?.(row) },
       ...columns.map((column, nth) =>
         nth === 0
           ? h("th", { scope: "row", class: style(column) }, column.cell(row, index))
           : h("td", { class: style(column) }, column.cell(row, index)),
       ),
     );
-  return h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": caption },
-    h("table", {}, h("caption", {}, caption), h("thead", {}, h("tr", {}, ...head)), h("tbody", {}, ...rows.map(line))),
+  return h(
+    "div",
+    { class: "scroll", tabindex: 0, role: "group", "aria-label": caption },
+    h(
+      "table",
+      {},
+      h("caption", {}, caption),
+      h("thead", {}, h("tr", {}, ...head)),
+      h("tbody", {}, ...rows.map(line)),
+    ),
   );
 }
 

@@ -123,7 +123,12 @@ export interface Latency {
 }
 
 export interface Run {
-  job: { name: string; params: Record<string, string>; seed: number; machine_params?: Record<string, string> };
+  job: {
+    name: string;
+    params: Record<string, string>;
+    seed: number;
+    machine_params?: Record<string, string>;
+  };
   machine: { name: string; kind: "host" | "sim" | "null"; validated: boolean };
   wall_ns: number;
   counters: Record<string, Reading>;
@@ -209,7 +214,11 @@ export interface Trapstat {
   listings: {
     title: string;
     provenance: Provenance;
-    rows: (Record<"itlb" | "itsb" | "dtlb" | "dtsb", TrapCell> & { cpu: number; mode: string; page_bytes: number | null })[];
+    rows: (Record<"itlb" | "itsb" | "dtlb" | "dtsb", TrapCell> & {
+      cpu: number;
+      mode: string;
+      page_bytes: number | null;
+    })[];
     notes: string[];
   }[];
   profiles: { title: string; functions: ProfileLine[]; memory: ProfileLine[] }[];
@@ -272,7 +281,13 @@ export interface Calibration {
 }
 
 export interface Examination {
-  findings: { id: string; what: string; standing: "works" | "limited" | "not_here"; detail: string; enable?: string }[];
+  findings: {
+    id: string;
+    what: string;
+    standing: "works" | "limited" | "not_here";
+    detail: string;
+    enable?: string;
+  }[];
   free_memory?: {
     base_page_bytes: number;
     free_block_counts: number[];
@@ -290,7 +305,14 @@ export interface HugePageCauses {
     summary: string;
     anon_bytes: number;
     huge_bytes: number;
-    causes: { id: string; what: string; certainty: string; bytes: number; evidence: { source: string; value: string }[]; hint: string }[];
+    causes: {
+      id: string;
+      what: string;
+      certainty: string;
+      bytes: number;
+      evidence: { source: string; value: string }[];
+      hint: string;
+    }[];
     unexplained_bytes: number;
     untouched: Reading;
     missing: { what: string; why: string }[];
@@ -311,7 +333,14 @@ export interface Mapping {
 }
 
 export interface PageMaps {
-  maps: { pid: number; command: string; base_page: number; folios_missing: string | null; unsettled: boolean; mappings: Mapping[] }[];
+  maps: {
+    pid: number;
+    command: string;
+    base_page: number;
+    folios_missing: string | null;
+    unsettled: boolean;
+    mappings: Mapping[];
+  }[];
 }
 
 export interface PageSizeChange {

@@ -13,7 +13,10 @@ test("two builds give the checked-in bytes", async (context) => {
   for (let nth = 0; nth < 2; nth++) {
     const outDir = mkdtempSync(join(tmpdir(), "pagetax-build-"));
     await build({ root: new URL("..", import.meta.url).pathname, logLevel: "warn", build: { outDir } });
-    assert.ok(readFileSync(join(outDir, "report.html"), "utf8") === asset, "run npm run build, and commit the page");
+    assert.ok(
+      readFileSync(join(outDir, "report.html"), "utf8") === asset,
+      "run npm run build, and commit the page",
+    );
     rmSync(outDir, { recursive: true });
   }
   context.diagnostic(`the page without documents has ${Buffer.byteLength(asset)} bytes`);
@@ -25,7 +28,10 @@ test("the policy names script and style by their hashes, and nothing else", () =
     const [, text] = new RegExp(`<${tag}[^>]*>(.*?)</${tag}>`, "s").exec(asset);
     return `'sha256-${createHash("sha256").update(text).digest("base64")}'`;
   };
-  assert.equal(policy, `default-src 'none'; script-src ${hash("script")}; style-src ${hash("style")}; img-src data:; base-uri 'none'; form-action 'none'`);
+  assert.equal(
+    policy,
+    `default-src 'none'; script-src ${hash("script")}; style-src ${hash("style")}; img-src data:; base-uri 'none'; form-action 'none'`,
+  );
 });
 
 test("the marker is there once, at the end of the body", () => {

@@ -22,10 +22,28 @@ test("a page without documents asks for one, and shows it", async () => {
   await close();
 });
 
+test("a file that is dropped is shown", async () => {
+  const { page, faults, close } = await open([], { html: asset() });
+  await page.evaluate(({ name, text }) => {
+    const dataTransfer = new DataTransfer();
+    dataTransfer.items.add(new File([text], name));
+    document
+      .querySelector(".drop")
+      .dispatchEvent(new DragEvent("drop", { dataTransfer, bubbles: true, cancelable: true }));
+  }, document("run-host"));
+  await page.getByText("tlb-gather on host").waitFor();
+  assert.deepEqual(faults, []);
+  await close();
+});
+
 const CASES = [
   ["cut JSON", document("run").text.slice(0, 900), /is not complete JSON. Write it again with --json=FILE/],
   ["no text", "", /is not complete JSON/],
-  ["another schema", '{"schema": 2, "kind": "run"}', /has schema 2; this page reads schema 1. Make the page with the pagetax that wrote/],
+  [
+    "another schema",
+    '{"schema": 2, "kind": "run"}',
+    /has schema 2; this page reads schema 1. Make the page with the pagetax that wrote/,
+  ],
   ["JSON of somebody else", '{"a": [1, 2]}', /is no document of pagetax. Write one with pagetax run/],
   ["a page without documents", "<!doctype html><p>hello", /is a page without documents/],
 ];
@@ -61,7 +79,9 @@ test("more than 50 MB are refused, also when they are packed", async () => {
 test("one sample and an empty series are shown", async () => {
   const run = JSON.parse(document("run-host").text);
   for (const length of [0, 1]) {
-    const columns = Object.fromEntries(Object.entries(run.series.columns).map(([name, values]) => [name, values.slice(0, length)]));
+    const columns = Object.fromEntries(
+      Object.entries(run.series.columns).map(([name, values]) => [name, values.slice(0, length)]),
+    );
     const text = JSON.stringify({ ...run, series: { ...run.series, columns } });
     const { page, faults, close } = await open([{ name: "short.json", text }]);
     await page.locator("h1").waitFor();
@@ -72,7 +92,9 @@ test("one sample and an empty series are shown", async () => {
 });
 
 test("a document that breaks its schema is shown as tables, with a sentence", async () => {
-  const { page, faults, close } = await open([{ name: "odd.json", text: '{"schema":1,"kind":"run","job":7,"wall_ns":5}' }]);
+  const { page, faults, close } = await open([
+    { name: "odd.json", text: '{"schema":1,"kind":"run","job":7,"wall_ns":5}' },
+  ]);
   await page.getByText(/odd.json does not follow the schema of run/).waitFor();
   assert.ok(await page.getByRole("cell", { name: "5 ns" }).count());
   assert.deepEqual(faults, []);
@@ -90,7 +112,8 @@ const HOSTILE = `<img src=x onerror="alert(1)"></script><script>alert(2)</script
 
 /** Replaces every string but those that a view looks up, and adds a hostile key to each map. */
 function poison(value, key = "") {
-  if (typeof value === "string") return ["kind", "provenance", "unit", "standing", "verdict", "status"].includes(key) ? value : HOSTILE;
+  if (typeof value === "string")
+    return ["kind", "provenance", "unit", "standing", "verdict", "status"].includes(key) ? value : HOSTILE;
   if (Array.isArray(value)) return value.map((inner) => poison(inner, key));
   if (value === null || typeof value !== "object") return value;
   const entries = Object.entries(value).map(([name, inner]) => [name, poison(inner, name)]);
@@ -98,11 +121,28 @@ function poison(value, key = "") {
   return Object.fromEntries(isMap && entries.length > 0 ? [...entries, [HOSTILE, entries[0][1]]] : entries);
 }
 
-for (const name of ["diagnose-names", "run-mmap3", "runs-sweep", "comparison", "reproduce-sun-4", "trapstat-sort", "whatif-sort", "misscurve-sort", "doctor", "huge_page_causes", "page_maps", "page_size_change", "servers", "machines"]) {
+for (const name of [
+  "diagnose-names",
+  "run-mmap3",
+  "runs-sweep",
+  "comparison",
+  "reproduce-sun-4",
+  "trapstat-sort",
+  "whatif-sort",
+  "misscurve-sort",
+  "doctor",
+  "huge_page_causes",
+  "page_maps",
+  "page_size_change",
+  "servers",
+  "machines",
+]) {
   test(`hostile names in ${name} are text`, async () => {
     const text = JSON.stringify(poison(JSON.parse(document(name).text)));
     const { page, faults, close } = await open([{ name: HOSTILE, text }]);
-    await page.evaluate(() => document.querySelectorAll("details").forEach((details) => (details.open = true)));
+    await page.evaluate(() =>
+      document.querySelectorAll("details").forEach((details) => (details.open = true)),
+    );
     await page.waitForTimeout(150);
     assert.equal(await page.locator("img").count(), 0);
     assert.ok((await page.locator("body").innerText()).includes("<img src=x"));
@@ -120,7 +160,8 @@ test("a second run is compared; another machine and job are reasons not to", asy
   await add(page, { name: "second.json", text: JSON.stringify(run) });
   const panel = page.getByRole("tabpanel").filter({ hasText: "should not be compared" });
   const shown = await panel.innerText();
-  for (const reason of ["seed: `1` and `9`", "and `Another CPU`", "setting differs: kernel:"]) assert.ok(shown.includes(reason), shown);
+  for (const reason of ["seed: `1` and `9`", "and `Another CPU`", "setting differs: kernel:"])
+    assert.ok(shown.includes(reason), shown);
   assert.ok(await page.getByRole("cell", { name: "1.000" }).count());
   await checkAccess(page, "comparison");
   assert.deepEqual(faults, []);
@@ -129,7 +170,10 @@ test("a second run is compared; another machine and job are reasons not to", asy
 
 test("a page that pagetax made is compared, too", async () => {
   const { page, close } = await open([document("diagnose-names")]);
-  await add(page, { name: "page.html", text: makePage([{ ...document("diagnose-names"), name: "inside.json" }]) });
+  await add(page, {
+    name: "page.html",
+    text: makePage([{ ...document("diagnose-names"), name: "inside.json" }]),
+  });
   await page.getByRole("heading", { name: "inside.json ÷ diagnose-names.json" }).waitFor();
   assert.equal(await page.locator(".refusal").count(), 0);
   await close();
@@ -146,7 +190,10 @@ test("two kinds are not compared, and a sentence says what to do", async () => {
 
 test("the page gives back the JSON byte for byte", async () => {
   const { page, close } = await open([document("run-mmap3")]);
-  const [download] = await Promise.all([page.waitForEvent("download"), page.getByRole("button", { name: "Save the JSON" }).click()]);
+  const [download] = await Promise.all([
+    page.waitForEvent("download"),
+    page.getByRole("button", { name: "Save the JSON" }).click(),
+  ]);
   assert.equal(readFileSync(await download.path(), "utf8"), document("run-mmap3").text);
   assert.equal(download.suggestedFilename(), "run-mmap3.json");
   await close();

@@ -46,7 +46,9 @@ test("a press copies the line to paste", async () => {
   await page.getByRole("button", { name: "Copy the lines for Shell" }).focus();
   await page.keyboard.press("Enter");
   await page.getByText(/^(Copied|Press Ctrl-C)$/).waitFor();
-  const copied = await page.evaluate(() => navigator.clipboard.readText().catch(() => getSelection().toString()));
+  const copied = await page.evaluate(() =>
+    navigator.clipboard.readText().catch(() => getSelection().toString()),
+  );
   assert.equal(copied, verdict.apply);
   await close();
 });

@@ -42,9 +42,16 @@ export async function open(documents, { theme = "light", html } = {}) {
   const file = join(folder, `${made++}.html`);
   writeFileSync(file, html ?? makePage(documents));
   const faults = [];
-  page.on("console", (message) => ["error", "warning"].includes(message.type()) && faults.push(message.text()));
+  page.on(
+    "console",
+    (message) => ["error", "warning"].includes(message.type()) && faults.push(message.text()),
+  );
   page.on("pageerror", (error) => faults.push(String(error)));
-  page.on("request", (request) => /^(data|blob):/.test(request.url()) || request.isNavigationRequest() || faults.push(request.url()));
+  page.on(
+    "request",
+    (request) =>
+      /^(data|blob):/.test(request.url()) || request.isNavigationRequest() || faults.push(request.url()),
+  );
   page.on("dialog", (dialog) => faults.push(`dialog ${dialog.message()}`) && dialog.dismiss());
   await page.goto(pathToFileURL(file).href);
   await page.locator("header.page").waitFor();
@@ -56,8 +63,15 @@ export async function checkAccess(page, what) {
   await page.evaluate(AXE);
   const violations = await page.evaluate(async () => {
     const { violations } = await axe.run();
-    return violations.filter(({ impact }) => impact === "serious" || impact === "critical")
-      .map(({ id, nodes }) => `${id}: ${nodes.slice(0, 3).map(({ html }) => html).join(" | ")}`);
+    return violations
+      .filter(({ impact }) => impact === "serious" || impact === "critical")
+      .map(
+        ({ id, nodes }) =>
+          `${id}: ${nodes
+            .slice(0, 3)
+            .map(({ html }) => html)
+            .join(" | ")}`,
+      );
   });
   assert.deepEqual(violations, [], what);
 }
@@ -65,7 +79,9 @@ export async function checkAccess(page, what) {
 /** Returns the cells of the table with this caption, row by row, the heading first. */
 export function cells(page, caption) {
   return page.evaluate((caption) => {
-    const table = [...document.querySelectorAll("table")].find((table) => table.caption.textContent.startsWith(caption));
+    const table = [...document.querySelectorAll("table")].find((table) =>
+      table.caption.textContent.startsWith(caption),
+    );
     return table && [...table.rows].map((row) => [...row.cells].map((cell) => cell.innerText.trim()));
   }, caption);
 }

@@ -18,7 +18,8 @@ async function sameAsTerminal(page, text, caption, heading, skipped = []) {
   for (const row of rows) {
     const expected = line(text, heading, row[0]);
     const shown = row.filter((cell, nth) => cell !== "" && !skipped.includes(head[nth]));
-    for (const cell of shown) assert.ok(expected.includes(cell), `${caption}: ${cell} is not in: ${expected}`);
+    for (const cell of shown)
+      assert.ok(expected.includes(cell), `${caption}: ${cell} is not in: ${expected}`);
   }
 }
 
@@ -44,10 +45,14 @@ test("a diagnosis has the verdict, the causes and the lines of the terminal", as
   const { page, close } = await open([document("diagnose-names")]);
   await sameAsTerminal(page, text, "CPU time", "CPU time", ["share of the total", "how"]);
   const flat = text.replace(/\s+/g, " ");
-  const sentences = [await page.locator(".sentence").first().innerText(), await page.locator(".reason").innerText()];
+  const sentences = [
+    await page.locator(".sentence").first().innerText(),
+    await page.locator(".reason").innerText(),
+  ];
   for (const sentence of sentences) assert.ok(flat.includes(sentence.replace("Verdict: ", "")), sentence);
   const lines = await page.locator(".verdict pre").allInnerTexts();
-  const expected = verdict.apply === null ? [] : [verdict.apply, verdict.systemd.join("\n"), verdict.dockerfile.join("\n")];
+  const expected =
+    verdict.apply === null ? [] : [verdict.apply, verdict.systemd.join("\n"), verdict.dockerfile.join("\n")];
   assert.deepEqual(lines, expected);
   await unfold(page);
   const [, ...rows] = await cells(page, "Elapsed time of each trial");
@@ -65,7 +70,10 @@ test("the table under a chart has every value of the series", async () => {
   const [head, ...rows] = await cells(page, "Faults");
   assert.equal(rows.length, columns.time_ns.length);
   head.slice(1).forEach((name, nth) => {
-    assert.deepEqual(rows.map((row) => row[nth + 1]), columns[name].map(count));
+    assert.deepEqual(
+      rows.map((row) => row[nth + 1]),
+      columns[name].map(count),
+    );
   });
   const [latencyHead, ...latencies] = await cells(page, "Page-in latency");
   latencyHead.slice(1).forEach((name, nth) => {
@@ -108,7 +116,18 @@ test("the text at a bar is that of its row", async () => {
   const row = page.locator("tr", { hasText: "translation" }).first();
   await row.locator(".strip").hover();
   const tip = await page.locator(".tip").innerText();
-  for (const nth of [0, 1]) assert.ok(tip.includes((await row.locator("td").nth(nth === 0 ? 0 : 3).innerText()).trim()), tip);
+  for (const nth of [0, 1])
+    assert.ok(
+      tip.includes(
+        (
+          await row
+            .locator("td")
+            .nth(nth === 0 ? 0 : 3)
+            .innerText()
+        ).trim(),
+      ),
+      tip,
+    );
   await close();
 });
 
@@ -126,9 +145,13 @@ test("several runs are compared with the intervals of the terminal", async () =>
   const [, ...rows] = await cells(page, "Ratio of each value");
   for (const row of rows) {
     const expected = line(`\n${terminal("several")}`, "", row[0]);
-    for (const cell of [...row.slice(1, 5), row[6]]) assert.ok(expected.includes(cell), `${cell} is not in: ${expected}`);
+    for (const cell of [...row.slice(1, 5), row[6]])
+      assert.ok(expected.includes(cell), `${cell} is not in: ${expected}`);
   }
-  assert.ok(rows.some((row) => /\(.*–.*\)/.test(row[4])), "some have an interval");
+  assert.ok(
+    rows.some((row) => /\(.*–.*\)/.test(row[4])),
+    "some have an interval",
+  );
   await close();
 });
 
@@ -153,7 +176,9 @@ test("integers that a double cannot hold keep their digits", async () => {
 
 test("a heatmap shows the counts of its document", async () => {
   const curves = JSON.parse(document("misscurve-sort").text);
-  const counts = Array.from({ length: 40 }, (_, row) => Array.from({ length: 100 }, (_, column) => (row * column * 7) % 1001));
+  const counts = Array.from({ length: 40 }, (_, row) =>
+    Array.from({ length: 100 }, (_, column) => (row * column * 7) % 1001),
+  );
   const edges = (bins, size, from = 0) => Array.from({ length: bins + 1 }, (_, nth) => from + nth * size);
   curves.heatmap = { time_ns: edges(100, 1e7), address: edges(40, 2 ** 21, 0x7f0000000000), counts };
   const { page, faults, close } = await open([{ name: "heatmap.json", text: JSON.stringify(curves) }]);

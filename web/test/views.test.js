@@ -7,9 +7,33 @@ after(close);
 
 /** The documents, with the number of charts on a canvas. */
 const KINDS = {
-  diagnosis: 0, "diagnose-names": 0, run: 0, "run-mmap3": 6, "run-host": 4, runs: 1, "runs-sweep": 2, comparison: 0, reproduction: 0,
-  "reproduce-sun-4": 7, calibration: 0, doctor: 0, jobs: 0, machines: 0, misscurve: 1, "misscurve-sort": 2, trapstat: 0, "trapstat-sort": 0,
-  whatif: 0, "whatif-sort": 0, page_sizes: 0, page_size_change: 0, huge_page_causes: 0, page_maps: 0, page_map_diff: 0, servers: 0, server: 0,
+  diagnosis: 0,
+  "diagnose-names": 0,
+  run: 0,
+  "run-mmap3": 6,
+  "run-host": 4,
+  runs: 1,
+  "runs-sweep": 2,
+  comparison: 0,
+  reproduction: 0,
+  "reproduce-sun-4": 7,
+  calibration: 0,
+  doctor: 0,
+  jobs: 0,
+  machines: 0,
+  misscurve: 1,
+  "misscurve-sort": 2,
+  trapstat: 0,
+  "trapstat-sort": 0,
+  whatif: 0,
+  "whatif-sort": 0,
+  page_sizes: 0,
+  page_size_change: 0,
+  huge_page_causes: 0,
+  page_maps: 0,
+  page_map_diff: 0,
+  servers: 0,
+  server: 0,
 };
 
 /** Tells for each canvas whether it has a line. Text and grid are gray; a line is coloured. */
@@ -46,7 +70,11 @@ for (const theme of ["light", "dark"]) {
 
 test("the button switches the theme, and charts follow", async () => {
   const { page, faults, close } = await open([document("run-mmap3")]);
-  const pixels = () => page.locator("canvas").first().evaluate((canvas) => canvas.toDataURL());
+  const pixels = () =>
+    page
+      .locator("canvas")
+      .first()
+      .evaluate((canvas) => canvas.toDataURL());
   const before = await pixels();
   await page.getByRole("button", { name: "Dark" }).click();
   await page.waitForTimeout(100);
@@ -58,7 +86,11 @@ test("the button switches the theme, and charts follow", async () => {
 
 test("paper has light charts, and the tables that the reader opened", async () => {
   const { page, close } = await open([document("run-mmap3")], { theme: "dark" });
-  const pixels = () => page.locator("canvas").first().evaluate((canvas) => canvas.toDataURL());
+  const pixels = () =>
+    page
+      .locator("canvas")
+      .first()
+      .evaluate((canvas) => canvas.toDataURL());
   const before = await pixels();
   await page.evaluate(() => dispatchEvent(new Event("beforeprint")));
   await page.waitForTimeout(50);

@@ -19,7 +19,11 @@ const ROWS_MAX = 5000;
 
 /** Makes the figure. Darker is more, on a logarithmic scale. */
 export function heatmap(title: string, map: Heatmap): HTMLElement {
-  const canvas = h("canvas", { class: "heatmap", role: "img", "aria-label": `${title}. The table below has the counts.` });
+  const canvas = h("canvas", {
+    class: "heatmap",
+    role: "img",
+    "aria-label": `${title}. The table below has the counts.`,
+  });
   const draw = () => paint(canvas, map);
   const observer = new ResizeObserver(() => canvas.clientWidth > 0 && draw());
   observer.observe(canvas);
@@ -30,10 +34,20 @@ export function heatmap(title: string, map: Heatmap): HTMLElement {
     const row = map.counts.length - 1 - Math.floor(((event.clientY - top) / height) * map.counts.length);
     canvas.dataset["tip"] = cellText(map, row, column);
   });
-  const end = (edges: number[], show: (value: number) => string) => `${show(edges[0]!)} to ${show(edges.at(-1)!)}`;
-  return h("figure", {}, h("figcaption", {}, title), canvas,
-    h("p", { class: "note" }, `Time ${end(map.time_ns, nanos)}, addresses ${end(map.address, hex)} upward; darker is more, on a logarithmic scale.`),
-    folded(`Table: ${title}`, () => cellTable(title, map)));
+  const end = (edges: number[], show: (value: number) => string) =>
+    `${show(edges[0]!)} to ${show(edges.at(-1)!)}`;
+  return h(
+    "figure",
+    {},
+    h("figcaption", {}, title),
+    canvas,
+    h(
+      "p",
+      { class: "note" },
+      `Time ${end(map.time_ns, nanos)}, addresses ${end(map.address, hex)} upward; darker is more, on a logarithmic scale.`,
+    ),
+    folded(`Table: ${title}`, () => cellTable(title, map)),
+  );
 }
 
 const hex = (address: number) => `0x${address.toString(16)}`;
@@ -50,17 +64,24 @@ function paint(canvas: HTMLCanvasElement, { time_ns, counts }: Heatmap): void {
   let most = 1;
   for (const row of counts) for (const value of row) most = Math.max(most, value);
   context.fillStyle = colour("--accent");
-  counts.forEach((row, nth) => row.forEach((value, column) => {
-    if (value === 0) return;
-    context.globalAlpha = OPACITY_MIN + (1 - OPACITY_MIN) * (Math.log1p(value) / Math.log1p(most));
-    // The lowest address is at the bottom. Half a pixel more hides the seams.
-    context.fillRect(column * width, canvas.height - (nth + 1) * height, width + 0.5, height + 0.5);
-  }));
+  counts.forEach((row, nth) =>
+    row.forEach((value, column) => {
+      if (value === 0) return;
+      context.globalAlpha = OPACITY_MIN + (1 - OPACITY_MIN) * (Math.log1p(value) / Math.log1p(most));
+      // The lowest address is at the bottom. Half a pixel more hides the seams.
+      context.fillRect(column * width, canvas.height - (nth + 1) * height, width + 0.5, height + 0.5);
+    }),
+  );
 }
 
 function cellTable(title: string, { time_ns, address, counts }: Heatmap): HTMLElement {
-  const cells = counts.flatMap((row, nth) => row.map((value, column) => ({ nth, column, value }))).filter(({ value }) => value > 0);
-  const caption = cells.length > ROWS_MAX ? `${title} (the first ${count(ROWS_MAX)} of ${count(cells.length)} cells)` : title;
+  const cells = counts
+    .flatMap((row, nth) => row.map((value, column) => ({ nth, column, value })))
+    .filter(({ value }) => value > 0);
+  const caption =
+    cells.length > ROWS_MAX
+      ? `${title} (the first ${count(ROWS_MAX)} of ${count(cells.length)} cells)`
+      : title;
   return table(caption, cells.slice(0, ROWS_MAX), [
     text("from address", ({ nth }) => hex(address[nth]!), "code"),
     number("size", ({ nth }) => bytes(address[nth + 1]! - address[nth]!)),

@@ -22,7 +22,13 @@ export interface Band {
 
 export interface Plot {
   title: string;
-  x: { label: string; values: number[]; show: (value: number) => string; logBase?: 2 | 10; isDiscrete?: boolean };
+  x: {
+    label: string;
+    values: number[];
+    show: (value: number) => string;
+    logBase?: 2 | 10;
+    isDiscrete?: boolean;
+  };
   lines: Line[];
   /** Makes the y axis logarithmic: 2 for bytes, whose round numbers are powers of 2. */
   yLogBase?: 2 | 10;
@@ -44,12 +50,20 @@ const ink = (nth: number) => `--line-${(nth % 6) + 1}`;
 /** Makes the figure: heading, chart, legend with the values at the cursor, and the table of all values. */
 export function lineChart(plot: Plot): HTMLElement {
   const canvas = h("div", {
-    class: "chart", tabindex: 0, role: "group",
+    class: "chart",
+    tabindex: 0,
+    role: "group",
     "aria-label": `${plot.title}. Left and right arrow keys move the cursor. The table below has all values.`,
   });
   const legend = makeLegend(plot);
-  const figure = h("figure", {}, h("figcaption", {}, plot.title), canvas, legend.element,
-    folded(`Table: ${plot.title}`, () => valueTable(plot)));
+  const figure = h(
+    "figure",
+    {},
+    h("figcaption", {}, plot.title),
+    canvas,
+    legend.element,
+    folded(`Table: ${plot.title}`, () => valueTable(plot)),
+  );
   whenShown(canvas, () => {
     const chart = new uPlot(options(plot, canvas.clientWidth, legend.show), data(plot), canvas);
     legend.onToggle = (nth, isShown) => chart.setSeries(nth + 1, { show: isShown });
@@ -79,13 +93,19 @@ function whenShown(element: Element, draw: () => void): void {
 const data = (plot: Plot): uPlot.AlignedData => [
   plot.x.values,
   // A logarithmic axis has no place for 0.
-  ...plot.lines.map(({ values }) => (plot.yLogBase ? values.map((value) => (value === 0 ? null : value)) : values)),
+  ...plot.lines.map(({ values }) =>
+    plot.yLogBase ? values.map((value) => (value === 0 ? null : value)) : values,
+  ),
 ];
 
 function options(plot: Plot, width: number, show: (index: number | null) => void): uPlot.Options {
   const axis = (logBase: number | undefined, show: (value: number) => string) => ({
     stroke: () => colour("--soft"),
-    grid: { stroke: () => colour("--rule"), width: 1, filter: (_: uPlot, marks: number[]) => marks.map((mark) => (isRound(mark, logBase) ? mark : null)) },
+    grid: {
+      stroke: () => colour("--rule"),
+      width: 1,
+      filter: (_: uPlot, marks: number[]) => marks.map((mark) => (isRound(mark, logBase) ? mark : null)),
+    },
     ticks: { show: false },
     values: (_: uPlot, marks: (number | null)[]) => marks.map((mark) => (mark === null ? "" : show(mark))),
   });
@@ -97,15 +117,30 @@ function options(plot: Plot, width: number, show: (index: number | null) => void
     padding: [plot.parts ? 22 : 8, 30, 0, 0],
     scales: {
       x: { time: false, ...(plot.x.logBase ? { distr: 3, log: plot.x.logBase } : {}) },
-      y: plot.yLogBase ? { distr: 3, log: plot.yLogBase } : { range: (_, _low, high) => [0, high > 0 ? high * 1.05 : 1] },
+      y: plot.yLogBase
+        ? { distr: 3, log: plot.yLogBase }
+        : { range: (_, _low, high) => [0, high > 0 ? high * 1.05 : 1] },
     },
     axes: [
-      { ...axis(plot.x.logBase, plot.x.show), size: 40, label: plot.x.label, labelSize: 18, labelGap: -6, labelFont: "12px system-ui",
-        ...(plot.x.isDiscrete ? { splits: () => plot.x.values } : {}) },
-      { ...axis(plot.yLogBase, plot.lines[0]!.show), size: (_, marks) => 14 + CHAR_PX * Math.max(4, ...(marks ?? []).map((mark) => mark.length)) },
+      {
+        ...axis(plot.x.logBase, plot.x.show),
+        size: 40,
+        label: plot.x.label,
+        labelSize: 18,
+        labelGap: -6,
+        labelFont: "12px system-ui",
+        ...(plot.x.isDiscrete ? { splits: () => plot.x.values } : {}),
+      },
+      {
+        ...axis(plot.yLogBase, plot.lines[0]!.show),
+        size: (_, marks) => 14 + CHAR_PX * Math.max(4, ...(marks ?? []).map((mark) => mark.length)),
+      },
     ],
     series: [{}, ...plot.lines.map(seriesOf)],
-    bands: plot.bands?.map(({ edges, style }) => ({ series: [edges[1] + 1, edges[0] + 1], fill: () => colour(style) })),
+    bands: plot.bands?.map(({ edges, style }) => ({
+      series: [edges[1] + 1, edges[0] + 1],
+      fill: () => colour(style),
+    })),
     hooks: {
       drawClear: [(chart) => drawParts(chart, plot)],
       draw: [(chart) => drawNotes(chart, plot)],
@@ -116,7 +151,7 @@ function options(plot: Plot, width: number, show: (index: number | null) => void
 
 /** Between the powers of a logarithmic axis are too many marks for lines. */
 const isRound = (mark: number, logBase: number | undefined) =>
-  logBase === undefined || Number.isInteger(Math.round(Math.log(mark) / Math.log(logBase) * 1e6) / 1e6);
+  logBase === undefined || Number.isInteger(Math.round((Math.log(mark) / Math.log(logBase)) * 1e6) / 1e6);
 
 function seriesOf({ style }: Line, nth: number): uPlot.Series {
   if (style === "edge") return { stroke: "transparent", points: { show: false } };
@@ -188,11 +223,15 @@ function makeLegend(plot: Plot) {
     const value = h("b", {});
     values.push(value);
     if (line.style === "edge") return;
-    const entry = button("", () => {
-      const isShown = entry.getAttribute("aria-pressed") !== "true";
-      entry.setAttribute("aria-pressed", String(isShown));
-      legend.onToggle(nth, isShown);
-    }, { "aria-pressed": "true" });
+    const entry = button(
+      "",
+      () => {
+        const isShown = entry.getAttribute("aria-pressed") !== "true";
+        entry.setAttribute("aria-pressed", String(isShown));
+        legend.onToggle(nth, isShown);
+      },
+      { "aria-pressed": "true" },
+    );
     entry.append(swatch(line, nth), line.label, " ", value);
     legend.element.append(entry);
   });
@@ -200,9 +239,10 @@ function makeLegend(plot: Plot) {
 }
 
 function swatch({ style }: Line, nth: number): SVGElement {
-  const mark = style === "points"
-    ? s("circle", { cx: 12, cy: 6, r: 3 })
-    : s("line", { x1: 0, x2: 24, y1: 6, y2: 6, "stroke-dasharray": dash(nth).join(" ") || undefined });
+  const mark =
+    style === "points"
+      ? s("circle", { cx: 12, cy: 6, r: 3 })
+      : s("line", { x1: 0, x2: 24, y1: 6, y2: 6, "stroke-dasharray": dash(nth).join(" ") || undefined });
   return s("svg", { class: `swatch ink-${(nth % 6) + 1}`, width: 24, height: 12, "aria-hidden": true }, mark);
 }
 
@@ -223,5 +263,9 @@ function valueTable(plot: Plot): HTMLElement {
     return value == null ? MISSING : line.show(value);
   };
   const columns = plot.lines.map((line) => number<number>(line.label, shown(line)));
-  return table(plot.title, plot.x.values.map((_, index) => index), [number<number>(plot.x.label, (index) => plot.x.show(plot.x.values[index]!)), ...columns]);
+  return table(
+    plot.title,
+    plot.x.values.map((_, index) => index),
+    [number<number>(plot.x.label, (index) => plot.x.show(plot.x.values[index]!)), ...columns],
+  );
 }

@@ -36,7 +36,13 @@ export function band(from: number, to: number): SVGElement {
 /** Makes the line of an interval, with its ends. */
 export function whisker(low: number, high: number): SVGElement {
   const end = (share: number) => s("line", { x1: at(share), x2: at(share), y1: "30%", y2: "70%" });
-  return s("g", { class: "whisker" }, s("line", { x1: at(low), x2: at(high), y1: "50%", y2: "50%" }), end(low), end(high));
+  return s(
+    "g",
+    { class: "whisker" },
+    s("line", { x1: at(low), x2: at(high), y1: "50%", y2: "50%" }),
+    end(low),
+    end(high),
+  );
 }
 
 /** Makes a dot: an estimate or a median. It is open if its value lies beyond the axis. */
@@ -52,8 +58,14 @@ export function tick(share: number, style = ""): SVGElement {
 /** Makes a small dot for each value as one path: 1,000 elements for each of 100 trials would take seconds. */
 export function cloud(shares: number[]): SVGElement {
   // Rows of dots, so that equal values do not hide each other.
-  const path = shares.map((share, nth) => `M${(clamp(share) * 1000).toFixed(1)} ${3 + ((nth * 3) % 5)}h0`).join("");
-  return s("svg", { viewBox: "0 0 1000 10", preserveAspectRatio: "none" }, s("path", { class: "cloud", d: path }));
+  const path = shares
+    .map((share, nth) => `M${(clamp(share) * 1000).toFixed(1)} ${3 + ((nth * 3) % 5)}h0`)
+    .join("");
+  return s(
+    "svg",
+    { viewBox: "0 0 1000 10", preserveAspectRatio: "none" },
+    s("path", { class: "cloud", d: path }),
+  );
 }
 
 /** Makes a strip with the text that shows when a pointer is on it. */
@@ -67,7 +79,9 @@ export function axis(label: string, marks: { at: number; text: string }[]): HTML
   const anchor = (share: number) => (share < 0.1 ? "start" : share > 0.9 ? "end" : "middle");
   const text = (mark: { at: number; text: string }) =>
     s("text", { x: at(mark.at), y: "75%", "text-anchor": anchor(mark.at) }, mark.text);
-  return h("span", {},
+  return h(
+    "span",
+    {},
     h("span", { class: "visually-hidden" }, label),
     h("span", { class: "strip axis", "aria-hidden": true }, s("svg", {}, ...marks.map(text))),
   );
@@ -77,7 +91,10 @@ export function axis(label: string, marks: { at: number; text: string }[]): HTML
 export function patterns(): SVGElement {
   const pattern = (id: string, mark: SVGElement) =>
     s("pattern", { id, width: 5, height: 5, patternUnits: "userSpaceOnUse" }, mark);
-  return s("svg", { class: "patterns", "aria-hidden": true },
+  return s(
+    "svg",
+    { class: "patterns", "aria-hidden": true },
     pattern("modeled", s("path", { class: "pattern", d: "M-1 1l2-2M0 5l5-5M4 6l2-2" })),
-    pattern("derived", s("circle", { class: "pattern", cx: 2.5, cy: 2.5, r: 0.9 })));
+    pattern("derived", s("circle", { class: "pattern", cx: 2.5, cy: 2.5, r: 0.9 })),
+  );
 }

@@ -25,18 +25,24 @@ interface Box {
 export function treemap(areas: Area[]): SVGElement {
   const sorted = [...areas].filter(({ share }) => share > 0).sort((a, b) => b.share - a.share);
   const placed = place(sorted, { x: 0, y: 0, width: WIDTH, height: HEIGHT });
-  return s("svg", { class: "treemap", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, "aria-hidden": true },
+  return s(
+    "svg",
+    { class: "treemap", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, "aria-hidden": true },
     s("rect", { class: "rest", width: WIDTH, height: HEIGHT }),
-    ...placed.map(({ area, box }, nth) => areaMark(area, box, nth)));
+    ...placed.map(({ area, box }, nth) => areaMark(area, box, nth)),
+  );
 }
 
 function areaMark({ name, tip }: Area, { x, y, width, height }: Box, nth: number): SVGElement {
   const chars = Math.floor((width - 12) * CHARS_PER_PX);
   const isNamed = width > NAMED_MIN.width && height > NAMED_MIN.height;
   const label = name.length > chars ? `${name.slice(0, chars - 1)}…` : name;
-  return s("g", { "data-tip": tip },
+  return s(
+    "g",
+    { "data-tip": tip },
     s("rect", { class: nth % 2 === 0 ? "area" : "area other", x, y, width, height }),
-    isNamed && s("text", { x: x + 6, y: y + 17 }, label));
+    isNamed && s("text", { x: x + 6, y: y + 17 }, label),
+  );
 }
 
 /** Fills the box row by row along its shorter side, each row as long as its areas become squarer. */
@@ -47,20 +53,29 @@ function place(areas: Area[], box: Box): { area: Area; box: Box }[] {
   while (rest.length > 0 && Math.min(box.width, box.height) > 0) {
     const side = Math.min(box.width, box.height);
     let length = 1;
-    while (length < rest.length && worst(rest.slice(0, length + 1), side, scale) <= worst(rest.slice(0, length), side, scale)) length++;
+    while (
+      length < rest.length &&
+      worst(rest.slice(0, length + 1), side, scale) <= worst(rest.slice(0, length), side, scale)
+    )
+      length++;
     const row = rest.slice(0, length);
     const depth = sizeOf(row, scale) / side;
     let along = 0;
     for (const area of row) {
       const extent = (area.share * scale) / depth;
-      placed.push({ area, box: box.width >= box.height
-        ? { x: box.x, y: box.y + along, width: depth, height: extent }
-        : { x: box.x + along, y: box.y, width: extent, height: depth } });
+      placed.push({
+        area,
+        box:
+          box.width >= box.height
+            ? { x: box.x, y: box.y + along, width: depth, height: extent }
+            : { x: box.x + along, y: box.y, width: extent, height: depth },
+      });
       along += extent;
     }
-    box = box.width >= box.height
-      ? { ...box, x: box.x + depth, width: box.width - depth }
-      : { ...box, y: box.y + depth, height: box.height - depth };
+    box =
+      box.width >= box.height
+        ? { ...box, x: box.x + depth, width: box.width - depth }
+        : { ...box, y: box.y + depth, height: box.height - depth };
     rest = rest.slice(length);
   }
   return placed;

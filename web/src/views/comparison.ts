@@ -6,12 +6,22 @@ import { number, table, text } from "../table";
 import type { Comparison, ComparisonRow } from "../types";
 import { notes, title } from "./parts";
 
-export function comparisonView(comparison: Comparison, names: [string, string] = ["first", "second"]): HTMLElement {
-  return h("article", {},
+export function comparisonView(
+  comparison: Comparison,
+  names: [string, string] = ["first", "second"],
+): HTMLElement {
+  return h(
+    "article",
+    {},
     title("comparison", `${names[1]} ÷ ${names[0]}`),
-    comparison.incomparable.length > 0 && h("div", { class: "refusal", role: "alert" },
-      h("p", {}, "These reports should not be compared. They differ in"), notes(comparison.incomparable),
-      h("p", { class: "hint" }, "hint: compare reports of the same job on the same machine")),
+    comparison.incomparable.length > 0 &&
+      h(
+        "div",
+        { class: "refusal", role: "alert" },
+        h("p", {}, "These reports should not be compared. They differ in"),
+        notes(comparison.incomparable),
+        h("p", { class: "hint" }, "hint: compare reports of the same job on the same machine"),
+      ),
     notes(comparison.settings.map((setting) => `setting differs: ${setting}`)),
     comparison.rows.length > 0
       ? comparisonTable(comparison.rows)
@@ -19,7 +29,8 @@ export function comparisonView(comparison: Comparison, names: [string, string] =
   );
 }
 
-const quotient = ({ medians: [first, second], ratio }: ComparisonRow) => ratio?.value ?? (first === 0 ? null : second / first);
+const quotient = ({ medians: [first, second], ratio }: ComparisonRow) =>
+  ratio?.value ?? (first === 0 ? null : second / first);
 
 function comparisonTable(rows: ComparisonRow[]): HTMLElement {
   const scale = logarithmic(0.25, 4);
@@ -29,15 +40,26 @@ function comparisonTable(rows: ComparisonRow[]): HTMLElement {
     const interval = row.ratio && whisker(scale(row.ratio.low), scale(row.ratio.high));
     return strip(`${row.id}: ${ratioText(row)}`, tick(scale(1)), interval, dot(scale(value)));
   };
-  return table("Ratio of each value: second ÷ first, with 95 % intervals where both have several runs", rows, [
-    text("value", (row) => row.id),
-    number("first", (row) => quantity(row.unit, row.medians[0])),
-    number("second", (row) => quantity(row.unit, row.medians[1])),
-    text("runs", (row) => row.run_counts.join(", ")),
-    text("second ÷ first (95 %)", ratioText),
-    { head: axis("ratio", [0.25, 1, 4].map((value) => ({ at: scale(value), text: `${value}×` }))), style: "plot", cell: plot },
-    text("", meaning, "text"),
-  ]);
+  return table(
+    "Ratio of each value: second ÷ first, with 95 % intervals where both have several runs",
+    rows,
+    [
+      text("value", (row) => row.id),
+      number("first", (row) => quantity(row.unit, row.medians[0])),
+      number("second", (row) => quantity(row.unit, row.medians[1])),
+      text("runs", (row) => row.run_counts.join(", ")),
+      text("second ÷ first (95 %)", ratioText),
+      {
+        head: axis(
+          "ratio",
+          [0.25, 1, 4].map((value) => ({ at: scale(value), text: `${value}×` })),
+        ),
+        style: "plot",
+        cell: plot,
+      },
+      text("", meaning, "text"),
+    ],
+  );
 }
 
 function ratioText(row: ComparisonRow): string {

@@ -10,23 +10,35 @@ const ROWS_MAX = 5000;
 
 export function genericView(data: Facts, kind: string, name: string): HTMLElement {
   const entries = Object.entries(data).filter(([key]) => !APART.has(key));
-  return h("article", {},
+  return h(
+    "article",
+    {},
     title(kind, name),
-    factsTable("Values", entries.filter(([, value]) => !isNested(value))),
+    factsTable(
+      "Values",
+      entries.filter(([, value]) => !isNested(value)),
+    ),
     ...entries.map(([key, value]) => isNested(value) && nested(key, value)),
     environmentSection(data["environment"] as Facts | undefined),
   );
 }
 
 const isNested = (value: unknown): value is object => typeof value === "object" && value !== null;
-const isList = (value: unknown): value is Facts[] => Array.isArray(value) && value.length > 0 && value.every(isNested);
+const isList = (value: unknown): value is Facts[] =>
+  Array.isArray(value) && value.length > 0 && value.every(isNested);
 
 function nested(key: string, value: object): HTMLElement | null {
   const heading = key.replaceAll("_", " ");
   if (key === "warnings" && isList(value)) return warningsSection(value as never);
   if (isList(value)) return section(heading, ...listTables(heading, value));
   if (Array.isArray(value)) return value.length === 0 ? null : section(heading, listOfValues(heading, value));
-  return section(heading, factsTable(heading, Object.entries(value).flatMap(([name, inner]) => flatten(name, inner))));
+  return section(
+    heading,
+    factsTable(
+      heading,
+      Object.entries(value).flatMap(([name, inner]) => flatten(name, inner)),
+    ),
+  );
 }
 
 function listOfValues(heading: string, values: unknown[]): HTMLElement {
@@ -38,19 +50,34 @@ function listOfValues(heading: string, values: unknown[]): HTMLElement {
 
 /** A list of objects is a table; a list inside a row is a table of its own, under the name of the row. */
 export function listTables(caption: string, rows: Facts[]): HTMLElement[] {
-  const flat = rows.map((row) => Object.fromEntries(Object.entries(row).filter(([, value]) => !isList(value)).flatMap(([key, value]) => flatten(key, value))));
+  const flat = rows.map((row) =>
+    Object.fromEntries(
+      Object.entries(row)
+        .filter(([, value]) => !isList(value))
+        .flatMap(([key, value]) => flatten(key, value)),
+    ),
+  );
   const keys = [...new Set(flat.flatMap(Object.keys))];
   const isNumber = (key: string) => flat.every((row) => row[key] == null || typeof row[key] === "number");
   const columns = keys.map((key): Column<Facts> => ({
-    head: key, numeric: isNumber(key), style: isNumber(key) ? undefined : "text", cell: (row) => cellOf(key, row[key]),
+    head: key,
+    numeric: isNumber(key),
+    style: isNumber(key) ? undefined : "text",
+    cell: (row) => cellOf(key, row[key]),
   }));
-  const inner = rows.flatMap((row, index) => Object.entries(row).filter(([, value]) => isList(value))
-    .flatMap(([key, value]) => listTables(`${nameOf(row, `${caption} ${index}`)}: ${key}`, value as Facts[])));
+  const inner = rows.flatMap((row, index) =>
+    Object.entries(row)
+      .filter(([, value]) => isList(value))
+      .flatMap(([key, value]) =>
+        listTables(`${nameOf(row, `${caption} ${index}`)}: ${key}`, value as Facts[]),
+      ),
+  );
   const cut = rows.length > ROWS_MAX ? `${caption} (the first ${ROWS_MAX} of ${rows.length})` : caption;
   return [...(keys.length > 0 ? [table(cut, flat.slice(0, ROWS_MAX), columns)] : []), ...inner];
 }
 
-const nameOf = (row: Facts, otherwise: string) => String(row["name"] ?? row["title"] ?? row["command"] ?? row["pid"] ?? otherwise);
+const nameOf = (row: Facts, otherwise: string) =>
+  String(row["name"] ?? row["title"] ?? row["command"] ?? row["pid"] ?? otherwise);
 
 function cellOf(key: string, value: unknown): HTMLElement | string {
   const isProvenance = key === "provenance" && typeof value === "string";
@@ -58,15 +85,18 @@ function cellOf(key: string, value: unknown): HTMLElement | string {
 }
 
 function factsTable(caption: string, entries: [string, unknown][]): HTMLElement | null {
-  return entries.length === 0 ? null : table(caption, entries, [
-    { head: "name", cell: ([name]) => name, style: "code" },
-    { head: "value", cell: ([name, value]) => cellOf(name, value), style: "text" },
-  ]);
+  return entries.length === 0
+    ? null
+    : table(caption, entries, [
+        { head: "name", cell: ([name]) => name, style: "code" },
+        { head: "value", cell: ([name, value]) => cellOf(name, value), style: "text" },
+      ]);
 }
 
 /** Lists of plain values stay one cell; objects become cells with a dot in their name. */
 function flatten(name: string, value: unknown): [string, unknown][] {
   if (!isNested(value)) return [[name, value]];
-  if (Array.isArray(value)) return [[name, value.map((inner) => (isNested(inner) ? "…" : factValue(name, inner))).join(", ")]];
+  if (Array.isArray(value))
+    return [[name, value.map((inner) => (isNested(inner) ? "…" : factValue(name, inner))).join(", ")]];
   return Object.entries(value).flatMap(([key, inner]) => flatten(`${name}.${key}`, inner));
 }

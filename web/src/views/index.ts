@@ -36,8 +36,13 @@ export function viewOf({ kind, data, name }: Document): HTMLElement {
     if (view) return view(data);
   } catch (error) {
     const article = genericView(data, kind, name);
-    article.prepend(h("p", { class: "refusal", role: "alert" },
-      `${name} does not follow the schema of ${kind} (${String(error)}). Its values are shown as they are; write it again with this version of pagetax.`));
+    article.prepend(
+      h(
+        "p",
+        { class: "refusal", role: "alert" },
+        `${name} does not follow the schema of ${kind} (${String(error)}). Its values are shown as they are; write it again with this version of pagetax.`,
+      ),
+    );
     return article;
   }
   return genericView(data, kind, name);

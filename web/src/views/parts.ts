@@ -22,8 +22,11 @@ export function figure(value: string, meaning: string, interval?: Child): HTMLEl
 
 /** Makes the name of a provenance with the pattern of its bars. */
 export function provenance(of: Provenance): HTMLElement {
-  const pattern = s("svg", { class: "swatch", width: 12, height: 12, "aria-hidden": true },
-    s("rect", { class: `bar ${of}`, x: 1, y: 1, width: 10, height: 10 }));
+  const pattern = s(
+    "svg",
+    { class: "swatch", width: 12, height: 12, "aria-hidden": true },
+    s("rect", { class: `bar ${of}`, x: 1, y: 1, width: 10, height: 10 }),
+  );
   return h("span", { class: "provenance" }, pattern, of);
 }
 
@@ -37,7 +40,10 @@ export function taxSentence(budget: Budget): string | null {
   const tax = budget.vm_tax;
   if (!tax) return null;
   const waiting = waitingShare(budget);
-  return taken(tax) + (waiting >= WAITING_MIN ? `; waiting for memory takes ${percent(waiting)} of its elapsed time` : "");
+  return (
+    taken(tax) +
+    (waiting >= WAITING_MIN ? `; waiting for memory takes ${percent(waiting)} of its elapsed time` : "")
+  );
 }
 
 /** Returns true if the sentence names missing rows or waiting, which the figure of the tax does not. */
@@ -73,8 +79,11 @@ export function taxFigure(budget: Budget): HTMLElement | null {
     return figure(`≥ ${percent(value)}`, "of CPU time is virtual memory's: a lower bound");
   }
   const bounds = taxRange({ low, high });
-  return figure(percent(value), `of CPU time is virtual memory's${bounds && ` (${bounds})`}`,
-    strip(`${percent(value)}${bounds && `, ${bounds}`}`, bar(0, value, tax.provenance), whisker(low, high)));
+  return figure(
+    percent(value),
+    `of CPU time is virtual memory's${bounds && ` (${bounds})`}`,
+    strip(`${percent(value)}${bounds && `, ${bounds}`}`, bar(0, value, tax.provenance), whisker(low, high)),
+  );
 }
 
 /** A ledger of a budget, with what the rows do not explain. */
@@ -87,26 +96,37 @@ interface Ledger {
 
 /** Makes both ledgers and the memory of a budget. */
 export function budgetSection(budget: Budget): HTMLElement | null {
-  const unexplained = (ns: number): TimeRow => ({ id: "unexplained", ns, provenance: "derived", how: "total less the rows above" });
+  const unexplained = (ns: number): TimeRow => ({
+    id: "unexplained",
+    ns,
+    provenance: "derived",
+    how: "total less the rows above",
+  });
   const cpu = [...budget.cpu, unexplained(budget.cpu_unexplained_ns)];
   const wall = [...budget.wall, unexplained(budget.wall_unexplained_ns)];
-  return section("Budget",
+  return section(
+    "Budget",
     h("p", { class: "sentence" }, taxSentence(budget)),
     ledgerTable({ account: "cpu", title: "CPU time", rows: cpu, totalNs: budget.cpu_total_ns }),
     ledgerTable({ account: "wall", title: "Wall time", rows: wall, totalNs: budget.wall_total_ns }),
-    budget.memory.length > 0 && table("Memory", budget.memory, [
-      text("memory", (row) => row.id),
-      number("bytes", (row) => quantity("bytes", row.bytes)),
-      provenanceColumn(),
-      text("how", (row) => row.how, "text"),
-    ]),
+    budget.memory.length > 0 &&
+      table("Memory", budget.memory, [
+        text("memory", (row) => row.id),
+        number("bytes", (row) => quantity("bytes", row.bytes)),
+        provenanceColumn(),
+        text("how", (row) => row.how, "text"),
+      ]),
   );
 }
 
 function ledgerTable({ account, title, rows, totalNs }: Ledger): HTMLElement {
   const absent = CAUSES[account].filter((id) => rows.every((row) => row.id !== id));
-  return h("div", {},
-    table(`${title} ${nanos(totalNs)}`, rows, timeColumns(totalNs), ({ id }) => (isTax(id) && id !== "unexplained" ? "tax" : undefined)),
+  return h(
+    "div",
+    {},
+    table(`${title} ${nanos(totalNs)}`, rows, timeColumns(totalNs), ({ id }) =>
+      isTax(id) && id !== "unexplained" ? "tax" : undefined,
+    ),
     absent.length > 0 && h("p", { class: "note" }, `not looked at: ${absent.join(", ")}`),
   );
 }
@@ -115,15 +135,30 @@ function ledgerTable({ account, title, rows, totalNs }: Ledger): HTMLElement {
 export function timeColumns(totalNs: number): Column<TimeRow>[] {
   const scale = linear(0, totalNs);
   const marks = ({ ns, low_ns, high_ns, provenance }: TimeRow) =>
-    ns == null ? [] : [bar(0, scale(ns), provenance), low_ns != null && high_ns != null && low_ns !== high_ns ? whisker(scale(low_ns), scale(high_ns)) : null];
+    ns == null
+      ? []
+      : [
+          bar(0, scale(ns), provenance),
+          low_ns != null && high_ns != null && low_ns !== high_ns
+            ? whisker(scale(low_ns), scale(high_ns))
+            : null,
+        ];
   const tip = (row: TimeRow) =>
-    row.ns == null ? `${row.id}: missing: ${row.how}` : `${row.id}: ${nanos(row.ns)} ${range("ns", row.low_ns, row.high_ns)} ${row.provenance}`;
+    row.ns == null
+      ? `${row.id}: missing: ${row.how}`
+      : `${row.id}: ${nanos(row.ns)} ${range("ns", row.low_ns, row.high_ns)} ${row.provenance}`;
   return [
     text("cause", (row) => row.id),
     number("time", (row) => quantity("ns", row.ns)),
     number("share", (row) => (row.ns == null ? MISSING : shareOf(row.ns, totalNs))),
-    { head: axis("share of the total", [0, 0.5, 1].map((at) => ({ at, text: percent(at) }))), style: "plot",
-      cell: (row) => (row.ns == null ? "missing" : strip(tip(row), ...marks(row))) },
+    {
+      head: axis(
+        "share of the total",
+        [0, 0.5, 1].map((at) => ({ at, text: percent(at) })),
+      ),
+      style: "plot",
+      cell: (row) => (row.ns == null ? "missing" : strip(tip(row), ...marks(row))),
+    },
     number("low – high", (row) => range("ns", row.low_ns, row.high_ns)),
     provenanceColumn(),
     text("how", (row) => row.how, "text"),
@@ -133,22 +168,30 @@ export function timeColumns(totalNs: number): Column<TimeRow>[] {
 /** Makes the list of warnings with their hints. */
 export function warningsSection(warnings: readonly Warning[]): HTMLElement | null {
   if (warnings.length === 0) return null;
-  const item = ({ text, remedy }: Warning) => h("li", {}, text, remedy && h("p", { class: "hint" }, `hint: ${remedy}`));
+  const item = ({ text, remedy }: Warning) =>
+    h("li", {}, text, remedy && h("p", { class: "hint" }, `hint: ${remedy}`));
   return section("Warnings", h("ul", { class: "warnings" }, ...warnings.map(item)));
 }
 
 /** Makes a list of sentences; null if there are none. */
 export function notes(sentences: readonly string[] | undefined): HTMLElement | null {
-  return sentences?.length ? h("ul", { class: "notes" }, ...sentences.map((sentence) => h("li", {}, sentence))) : null;
+  return sentences?.length
+    ? h("ul", { class: "notes" }, ...sentences.map((sentence) => h("li", {}, sentence)))
+    : null;
 }
 
 /** Makes the facts of the machine. */
 export function environmentSection(facts: Facts | undefined): HTMLElement | null {
   const rows = Object.entries(facts ?? {}).flatMap(([name, value]) => flat(name, value));
-  return rows.length === 0 ? null : section("Environment", table("The machine, its kernel and its settings", rows, [
-    text("fact", ([name]) => name, "code"),
-    text("value", ([name, value]) => factValue(name, value)),
-  ]));
+  return rows.length === 0
+    ? null
+    : section(
+        "Environment",
+        table("The machine, its kernel and its settings", rows, [
+          text("fact", ([name]) => name, "code"),
+          text("value", ([name, value]) => factValue(name, value)),
+        ]),
+      );
 }
 
 function flat(name: string, value: unknown): [string, unknown][] {
@@ -161,9 +204,11 @@ export function factValue(name: string, value: unknown): string {
   if (value == null) return MISSING;
   if (typeof value === "bigint") return count(value);
   if (typeof value !== "number") return String(value);
+  if (/^(start|end)$/.test(name)) return `0x${value.toString(16)}`;
   if (!Number.isInteger(value)) return unitOf(name) === "ns" ? nanos(value) : fixed(value, 3);
   // A PID, a year and a size in a setting are no counts.
-  if (unitOf(name) === "count") return /_(count|total|held)$|^(count|connections)$/.test(name) ? count(value) : String(value);
+  if (unitOf(name) === "count")
+    return /_(count|total|held)$|^(count|connections)$/.test(name) ? count(value) : String(value);
   return quantity(unitOf(name), value);
 }
 
@@ -171,9 +216,12 @@ export function factValue(name: string, value: unknown): string {
 export function machineLine(facts: Facts | undefined): string {
   const { model, cpu_model, cpu_count, memory_bytes, kernel, hypervisor } = facts ?? {};
   const parts = [
-    model, cpu_model, cpu_count != null && `${cpu_count} CPUs`,
+    model,
+    cpu_model,
+    cpu_count != null && `${cpu_count} CPUs`,
     model == null && typeof memory_bytes === "number" && bytes(memory_bytes),
-    kernel != null && `Linux ${kernel}`, hypervisor,
+    kernel != null && `Linux ${kernel}`,
+    hypervisor,
   ];
   return parts.filter((part) => part != null && part !== false).join(", ");
 }

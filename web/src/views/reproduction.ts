@@ -18,15 +18,26 @@ const ONE_SIDED = 5;
 export function reproductionView(document: Reproduction): HTMLElement {
   const { tables, ok, asserts, seeds } = document;
   const missed = tables.flatMap(({ rows }) => rows.filter((row) => row.verdict === "miss"));
-  return h("article", {},
-    title("reproduction", ok ? "Every asserted figure is within its tolerance" : `${missed.length} figures miss their tolerance`, sum(document),
-      !asserts && `Nothing is asserted: ${seeds} seeds are too few for the tolerances.`),
+  return h(
+    "article",
+    {},
+    title(
+      "reproduction",
+      ok ? "Every asserted figure is within its tolerance" : `${missed.length} figures miss their tolerance`,
+      sum(document),
+      !asserts && `Nothing is asserted: ${seeds} seeds are too few for the tolerances.`,
+    ),
     missed.length > 0 && ratioTable("Figures that miss", missed),
-    section("Reports", table("Figures within their tolerance", tables, [
-      text("report", ({ name }) => name),
-      ...["calibrated", "predicted", "consistency"].map((status) => number<Table>(status === "calibrated" ? "fitted" : status, (of) => within(of, status))),
-      text("what it is", (of) => of.title.split(":")[0], "text"),
-    ])),
+    section(
+      "Reports",
+      table("Figures within their tolerance", tables, [
+        text("report", ({ name }) => name),
+        ...["calibrated", "predicted", "consistency"].map((status) =>
+          number<Table>(status === "calibrated" ? "fitted" : status, (of) => within(of, status)),
+        ),
+        text("what it is", (of) => of.title.split(":")[0], "text"),
+      ]),
+    ),
     ...tables.map(tableSection),
   );
 }
@@ -44,10 +55,12 @@ function sum({ tables, seeds }: Reproduction): string {
   const number = (wanted: (row: Row) => boolean) => count(rows.filter(wanted).length);
   const isMissed = ({ verdict }: Row) => verdict === "miss";
   const isOwn = ({ status }: Row) => status === "consistency";
-  return `${number((row) => isAsserted(row) && isPublished(row))} published figures asserted, ${number((row) => isMissed(row) && !isOwn(row))} missed; ` +
+  return (
+    `${number((row) => isAsserted(row) && isPublished(row))} published figures asserted, ${number((row) => isMissed(row) && !isOwn(row))} missed; ` +
     `${number((row) => isAsserted(row) && isOwn(row))} checks of consistency, ${number((row) => isMissed(row) && isOwn(row))} missed; ` +
     `${number(({ verdict }) => verdict === "reported")} figures reported only, ${number(({ status }) => status === "derived")} derived, ` +
-    `${number(({ status }) => status === "not_reproducible")} not reproducible; ${count(seeds)} seeds.`;
+    `${number(({ status }) => status === "not_reproducible")} not reproducible; ${count(seeds)} seeds.`
+  );
 }
 
 function tableSection({ name, title, source, notes: remarks, rows }: Table): HTMLElement | null {
@@ -55,12 +68,26 @@ function tableSection({ name, title, source, notes: remarks, rows }: Table): HTM
   const curves = curvesOf(simulated);
   const inCurves = new Set(curves.flat());
   const others = simulated.filter((row) => !inCurves.has(row));
-  const why = rows.filter((row) => row.why).map((row) => (row.status === "not_reproducible" ? `Not reproducible: ${row.figure}: ${row.why}.` : `${nameOf(row)}: ${row.why}.`));
-  return section(`${name}: ${title}`,
+  const why = rows
+    .filter((row) => row.why)
+    .map((row) =>
+      row.status === "not_reproducible"
+        ? `Not reproducible: ${row.figure}: ${row.why}.`
+        : `${nameOf(row)}: ${row.why}.`,
+    );
+  return section(
+    `${name}: ${title}`,
     h("p", { class: "note" }, `published in: ${source}`),
     curves.length > 0 && h("div", { class: "charts" }, ...curves.map(curveChart)),
-    others.length > 0 && ratioTable("Simulated ÷ published: the band is the tolerance, an open dot lies beyond the axis", others),
-    inCurves.size > 0 && folded(`Table: the ${inCurves.size} figures of the curves`, () => ratioTable("Figures of the curves", [...inCurves])),
+    others.length > 0 &&
+      ratioTable(
+        "Simulated ÷ published: the band is the tolerance, an open dot lies beyond the axis",
+        others,
+      ),
+    inCurves.size > 0 &&
+      folded(`Table: the ${inCurves.size} figures of the curves`, () =>
+        ratioTable("Figures of the curves", [...inCurves]),
+      ),
     notes(remarks),
     why.length > 0 && folded("Remarks", () => notes(why)),
   );
@@ -84,24 +111,40 @@ function curvesOf(rows: Row[]): Row[][] {
 const keyOf = (row: Row) => Object.values(row.key)[0]!;
 
 function curveChart(rows: Row[]): HTMLElement {
-  const bound = (nth: 0 | 1) => rows.map(({ published, tolerance }) => (tolerance ? published * tolerance[nth] : null));
+  const bound = (nth: 0 | 1) =>
+    rows.map(({ published, tolerance }) => (tolerance ? published * tolerance[nth] : null));
   const simulated = (key: "median" | "low" | "high") => rows.map((row) => row.simulated?.[key] ?? null);
   const published = rows.map((row) => row.published);
-  const line = (label: string, values: (number | null)[], style?: "points" | "edge") => ({ label, values, style, show: significant });
+  const line = (label: string, values: (number | null)[], style?: "points" | "edge") => ({
+    label,
+    values,
+    style,
+    show: significant,
+  });
   return lineChart({
     title: `${rows[0]!.figure}, ${rows[0]!.status}`,
     x: { label: Object.keys(rows[0]!.key)[0]!, values: rows.map(keyOf), show: significant },
     lines: [
-      line("simulated", simulated("median")), line("published", published, "points"),
-      line("tolerance from", bound(0), "edge"), line("tolerance to", bound(1), "edge"),
-      line("simulated from", simulated("low"), "edge"), line("simulated to", simulated("high"), "edge"),
+      line("simulated", simulated("median")),
+      line("published", published, "points"),
+      line("tolerance from", bound(0), "edge"),
+      line("tolerance to", bound(1), "edge"),
+      line("simulated from", simulated("low"), "edge"),
+      line("simulated to", simulated("high"), "edge"),
     ],
-    bands: [{ edges: [2, 3], style: "--band" }, { edges: [4, 5], style: "--band-strong" }],
+    bands: [
+      { edges: [2, 3], style: "--band" },
+      { edges: [4, 5], style: "--band-strong" },
+    ],
     yLogBase: logBaseFor(published),
   });
 }
 
-const nameOf = ({ figure, key }: Row) => figure + Object.entries(key).map(([name, value]) => ` at ${name} ${significant(value)}`).join("");
+const nameOf = ({ figure, key }: Row) =>
+  figure +
+  Object.entries(key)
+    .map(([name, value]) => ` at ${name} ${significant(value)}`)
+    .join("");
 
 /** Formats a tolerance of a ratio. A claim of direction alone has one bound: no run reaches the other. */
 function toleranceText([low, high]: [number, number]): string {
@@ -113,24 +156,43 @@ const WORDS: Record<string, string> = { miss: "MISS", derived: "not compared", n
 
 function ratioTable(caption: string, rows: Row[]): HTMLElement {
   const scale = logarithmic(0.5, 2);
-  const plot = ({ ratio, tolerance, simulated, published, figure }: Row) => ratio === null ? null : strip(
-    `${figure}: ${fixed(ratio, 3)}${tolerance ? `, tolerance ${toleranceText(tolerance)}` : ""}`,
-    tolerance && band(scale(tolerance[0]), scale(tolerance[1])), tick(scale(1)),
-    simulated && published !== 0 ? whisker(scale(simulated.low / published), scale(simulated.high / published)) : null, dot(scale(ratio)));
+  const plot = ({ ratio, tolerance, simulated, published, figure }: Row) =>
+    ratio === null
+      ? null
+      : strip(
+          `${figure}: ${fixed(ratio, 3)}${tolerance ? `, tolerance ${toleranceText(tolerance)}` : ""}`,
+          tolerance && band(scale(tolerance[0]), scale(tolerance[1])),
+          tick(scale(1)),
+          simulated && published !== 0
+            ? whisker(scale(simulated.low / published), scale(simulated.high / published))
+            : null,
+          dot(scale(ratio)),
+        );
   const spread = ({ simulated }: Row) => {
     if (!simulated) return MISSING;
     const [low, high] = [significant(simulated.low), significant(simulated.high)];
     return low === high ? "" : `${low} – ${high}`;
   };
   const valueCount = ({ value_count, least_of }: Row) =>
-    value_count === 0 ? MISSING : least_of === 1 ? count(value_count) : `${value_count} × least of ${least_of}`;
+    value_count === 0
+      ? MISSING
+      : least_of === 1
+        ? count(value_count)
+        : `${value_count} × least of ${least_of}`;
   return table(caption, rows, [
     text("figure", nameOf, "text"),
     number("published", (row) => significant(row.published)),
     number("simulated", ({ simulated }) => (simulated ? significant(simulated.median) : MISSING)),
     number("spread", spread),
     number("ratio", ({ ratio }) => (ratio === null ? MISSING : fixed(ratio, 3))),
-    { head: axis("ratio and tolerance", [0.5, 1, 2].map((value) => ({ at: scale(value), text: `${value}×` }))), style: "plot", cell: plot },
+    {
+      head: axis(
+        "ratio and tolerance",
+        [0.5, 1, 2].map((value) => ({ at: scale(value), text: `${value}×` })),
+      ),
+      style: "plot",
+      cell: plot,
+    },
     number("tolerance", ({ tolerance }) => (tolerance ? toleranceText(tolerance) : MISSING)),
     text("verdict", ({ verdict }) => WORDS[verdict] ?? verdict),
     text("status", ({ status }) => status.replace("_", " ")),

@@ -16,10 +16,17 @@ const PERCENT_MAX = 99.9;
 const KINDS = ["itlb", "itsb", "dtlb", "dtsb"] as const;
 
 export function trapstatView({ backend, why, listings, profiles, notes: remarks }: Trapstat): HTMLElement {
-  return h("article", {},
+  return h(
+    "article",
+    {},
     title("trapstat", `TLB misses, by the ${backend} backend`, why),
-    ...profiles.map((profile) => section(`${profile.title}: where the misses are`,
-      profileTable("function", profile.functions), profileTable("memory", profile.memory))),
+    ...profiles.map((profile) =>
+      section(
+        `${profile.title}: where the misses are`,
+        profileTable("function", profile.functions),
+        profileTable("memory", profile.memory),
+      ),
+    ),
     section("Listings", ...listings.map(listingTable)),
     notes(remarks),
   );
@@ -28,14 +35,22 @@ export function trapstatView({ backend, why, listings, profiles, notes: remarks 
 function profileTable(what: string, lines: ProfileLine[]): HTMLElement | null {
   if (lines.length === 0) return null;
   const oneDecimal = (share: number) => `${fixed(share * 100, 1)} %`;
-  const areas = lines.map((line) => ({ ...line, tip: `${line.name}: ${count(line.misses)} misses, ${oneDecimal(line.share)}` }));
-  return h("figure", {}, h("figcaption", {}, `Misses by ${what}: areas are shares of all misses`), treemap(areas),
+  const areas = lines.map((line) => ({
+    ...line,
+    tip: `${line.name}: ${count(line.misses)} misses, ${oneDecimal(line.share)}`,
+  }));
+  return h(
+    "figure",
+    {},
+    h("figcaption", {}, `Misses by ${what}: areas are shares of all misses`),
+    treemap(areas),
     table(`Misses by ${what}`, lines, [
       text(what, (line) => line.name, "code"),
       number("misses", (line) => count(line.misses)),
       number("of all", (line) => oneDecimal(line.share)),
       number("of the time", (line) => oneDecimal(line.time_share)),
-    ]));
+    ]),
+  );
 }
 
 function listingTable({ title: name, provenance, rows, notes: remarks }: Listing): HTMLElement {
@@ -43,15 +58,19 @@ function listingTable({ title: name, provenance, rows, notes: remarks }: Listing
     number(`${kind}-miss a second`, (row) => perSecond(row[kind])),
     number("%tim", (row) => percentOf(row[kind])),
   ]);
-  return h("div", {},
+  return h(
+    "div",
+    {},
     table(`${name} (${provenance})`, rows, [
       text("cpu", (row) => String(row.cpu)),
       text("mode", (row) => row.mode),
       number("size", (row) => (row.page_bytes === null ? MISSING : bytes(row.page_bytes).toLowerCase())),
       ...columns,
     ]),
-    notes(remarks));
+    notes(remarks),
+  );
 }
 
 const perSecond = ({ per_s }: TrapCell) => (per_s === null ? UNKNOWN : fixed(per_s, 0));
-const percentOf = ({ percent }: TrapCell) => (percent === null ? UNKNOWN : fixed(Math.min(percent, PERCENT_MAX), 1));
+const percentOf = ({ percent }: TrapCell) =>
+  percent === null ? UNKNOWN : fixed(Math.min(percent, PERCENT_MAX), 1);
