@@ -85,7 +85,7 @@ function different(what: string, a: string, b: string): string[] {
   return a === b ? [] : [`${what}: \`${a}\` and \`${b}\``];
 }
 
-/** A fact that one side does not know is no difference. */
+/** Describes a fact that differs. A fact that one side does not know is no difference. */
 function factsDiffer(name: string, a: unknown, b: unknown): string[] {
   const text = (fact: unknown) => (typeof fact === "string" ? fact : JSON.stringify(fact));
   return a == null || b == null ? [] : different(name, text(a), text(b));

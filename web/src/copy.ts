@@ -16,7 +16,7 @@ export function copyBlock(place: string, lines: string): HTMLElement {
   return h("div", { class: "copy" }, h("h3", {}, place), copy, code);
 }
 
-/** A page from a file may have no clipboard: the lines are then selected. */
+/** Copies, or selects the lines: a page from a file may have no clipboard. */
 async function write(lines: string, code: HTMLElement): Promise<boolean> {
   try {
     await navigator.clipboard.writeText(lines);

@@ -50,7 +50,9 @@ export function bytes(size: number): string {
 /** Formats a number in its unit, or the sign for a missing one. */
 export function quantity(unit: Unit, value: number | null | undefined): string {
   if (value == null) return MISSING;
-  return unit === "ns" ? nanos(value) : unit === "bytes" ? bytes(value) : count(value);
+  if (unit === "count") return count(value);
+  // A large integer may be a BigInt.
+  return unit === "ns" ? nanos(Number(value)) : bytes(Number(value));
 }
 
 /** Returns the unit that a name ends in: `page_in_latency_ns_min` is a time. */
@@ -83,7 +85,7 @@ export function ratio(ratio: Ratio | null | undefined): string {
   return `${value} (${low}–${high})`;
 }
 
-/** A bound that is not 1 never reads as 1. */
+/** Returns so many decimals that a bound that is not 1 never reads as 1. */
 function ratioDecimals({ low, high }: Ratio): number {
   const supported = Math.min(Math.max(Math.ceil(-Math.log10((high - low) / 2)), 1), 3);
   const readsAsOne = (decimals: number, bound: number) =>

@@ -112,7 +112,7 @@ function select(selected: HTMLElement): void {
   document.title = `${selected.textContent} – pagetax`;
 }
 
-/** Arrow keys move between tabs, as in other tab lists. */
+/** Moves between tabs by arrow keys, as in other tab lists. */
 function moveTabs(event: KeyboardEvent): void {
   const all = [...tabs.children] as HTMLElement[];
   const at = all.indexOf(document.activeElement as HTMLElement);
@@ -136,7 +136,7 @@ function documentPanel(document: Document): HTMLElement {
   return view;
 }
 
-/** The page holds the document as pagetax wrote it, byte for byte. */
+/** Saves the document as pagetax wrote it, byte for byte. */
 function save({ name, text }: Document): void {
   const url = URL.createObjectURL(new Blob([text], { type: "application/json" }));
   h("a", { href: url, download: name.replace(/(\.json|\.html)?$/, ".json") }).click();

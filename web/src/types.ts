@@ -320,8 +320,9 @@ export interface HugePageCauses {
 }
 
 export interface Mapping {
-  start: number;
-  end: number;
+  /** The kernel's addresses do not fit a double. */
+  start: number | bigint;
+  end: number | bigint;
   read: boolean;
   write: boolean;
   execute: boolean;

@@ -7,7 +7,7 @@ after(close);
 
 const OPEN_MS_MAX = 1000;
 
-/** One hour of a job on network memory, a point a second, six phases. */
+/** Returns one hour of a job on network memory, a point a second, six phases. */
 function hour() {
   const run = JSON.parse(document("run-mmap3").text);
   const seconds = Array.from({ length: 3600 }, (_, second) => second);
@@ -25,7 +25,7 @@ function hour() {
   return JSON.stringify(run);
 }
 
-/** A diagnosis of 100 trials of 1,000 runs. */
+/** Returns a diagnosis of 100 trials of 1,000 runs. */
 function trials() {
   const diagnosis = JSON.parse(document("diagnose-names").text);
   const runs = (ns) =>

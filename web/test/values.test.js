@@ -172,6 +172,10 @@ test("integers that a double cannot hold keep their digits", async () => {
   const [, ...rows] = await cells(page, "Values");
   assert.equal(rows.find(([name]) => name === "epoch")[1].replaceAll(" ", ""), "7479245819844821538");
   await close();
+  const run = document("run-host").text.replace('"seed":1', '"seed":18446744073709551615');
+  const seeded = await open([{ name: "seed.json", text: run }]);
+  await seeded.page.getByText("seed=18446744073709551615").waitFor();
+  await seeded.close();
 });
 
 test("a heatmap shows the counts of its document", async () => {

@@ -80,7 +80,7 @@ export function logBaseFor(values: (number | null)[]): 10 | undefined {
   return Math.max(...known) > LINEAR_MAX * Math.min(...known) ? 10 : undefined;
 }
 
-/** A hidden element has no width to draw in. */
+/** Draws when the element has a width: that of a hidden one is 0. */
 function whenShown(element: Element, draw: () => void): void {
   const observer = new ResizeObserver(() => {
     if (element.clientWidth === 0) return;
@@ -124,10 +124,10 @@ function options(plot: Plot, width: number, show: (index: number | null) => void
     axes: [
       {
         ...axis(plot.x.logBase, plot.x.show),
-        size: 40,
+        size: 28,
         label: plot.x.label,
-        labelSize: 18,
-        labelGap: -6,
+        labelSize: 16,
+        labelGap: 2,
         labelFont: "12px system-ui",
         ...(plot.x.isDiscrete ? { splits: () => plot.x.values } : {}),
       },
@@ -149,7 +149,7 @@ function options(plot: Plot, width: number, show: (index: number | null) => void
   };
 }
 
-/** Between the powers of a logarithmic axis are too many marks for lines. */
+/** Returns true if a mark has a grid line. A logarithmic axis has too many marks between its powers. */
 const isRound = (mark: number, logBase: number | undefined) =>
   logBase === undefined || Number.isInteger(Math.round((Math.log(mark) / Math.log(logBase)) * 1e6) / 1e6);
 
@@ -160,7 +160,7 @@ function seriesOf({ style }: Line, nth: number): uPlot.Series {
   return { stroke, width: 1.75, dash: dash(nth), spanGaps: false, points: { size: 4, fill: stroke } };
 }
 
-/** uPlot leaves the alignment of its axes in the context. */
+/** Sets the font, and the alignment that uPlot leaves in the context. */
 function setFont(ctx: CanvasRenderingContext2D, px: number): void {
   ctx.font = `${px * devicePixelRatio}px system-ui`;
   ctx.textAlign = "left";

@@ -7,6 +7,8 @@ import { environmentSection, factValue, provenance, title, warningsSection } fro
 /** Keys that every document has, or that have a section of their own. */
 const APART = new Set(["schema", "kind", "environment"]);
 const ROWS_MAX = 5000;
+/** Longer texts are wrapped. */
+const CHARS_MAX = 50;
 
 export function genericView(data: Facts, kind: string, name: string): HTMLElement {
   const entries = Object.entries(data).filter(([key]) => !APART.has(key));
@@ -48,7 +50,7 @@ function listOfValues(heading: string, values: unknown[]): HTMLElement {
   ]);
 }
 
-/** A list of objects is a table; a list inside a row is a table of its own, under the name of the row. */
+/** Makes a table of a list of objects. A list inside a row is a table of its own, under the name of the row. */
 export function listTables(caption: string, rows: Facts[]): HTMLElement[] {
   const flat = rows.map((row) =>
     Object.fromEntries(
@@ -62,7 +64,7 @@ export function listTables(caption: string, rows: Facts[]): HTMLElement[] {
   const columns = keys.map((key): Column<Facts> => ({
     head: key,
     numeric: isNumber(key),
-    style: isNumber(key) ? undefined : "text",
+    style: flat.some((row) => String(row[key] ?? "").length > CHARS_MAX) ? "text" : undefined,
     cell: (row) => cellOf(key, row[key]),
   }));
   const inner = rows.flatMap((row, index) =>
@@ -93,7 +95,7 @@ function factsTable(caption: string, entries: [string, unknown][]): HTMLElement 
       ]);
 }
 
-/** Lists of plain values stay one cell; objects become cells with a dot in their name. */
+/** Returns the cells of a value: one for a list of plain values, and one for each value of an object. */
 function flatten(name: string, value: unknown): [string, unknown][] {
   if (!isNested(value)) return [[name, value]];
   if (Array.isArray(value))

@@ -26,6 +26,8 @@ export function pageMapsView({ maps }: PageMaps): HTMLElement {
   );
 }
 
+const sizeOf = ({ start, end }: Mapping) => Number(BigInt(end) - BigInt(start));
+
 /** Sums resident bytes by page size. */
 function residentBySize(mappings: Mapping[]): Map<number, number> {
   const sizes = new Map<number, number>();
@@ -41,7 +43,7 @@ function segmentTable(mappings: Mapping[], basePage: number): HTMLElement {
     const of = mappings.filter((mapping) => mapping.segment === segment);
     const sizes = residentBySize(of);
     const resident = [...sizes.values()].reduce((sum, size) => sum + size, 0);
-    return { segment, sizes, resident, mapped: of.reduce((sum, { start, end }) => sum + end - start, 0) };
+    return { segment, sizes, resident, mapped: of.reduce((sum, mapping) => sum + sizeOf(mapping), 0) };
   });
   const pages = [...residentBySize(mappings).keys()].sort((a, b) => a - b);
   const scale = linear(0, Math.max(1, ...rows.map(({ resident }) => resident)));
@@ -53,7 +55,7 @@ function segmentTable(mappings: Mapping[], basePage: number): HTMLElement {
       band(scale(resident - base), scale(resident)),
     );
   };
-  return table("Resident memory: dark is on large pages, pale on base pages", rows, [
+  return table("Resident memory: full colour is on large pages, pale on base pages", rows, [
     text("segment", ({ segment }) => segment),
     number("mapped", ({ mapped }) => bytes(mapped)),
     number("resident", ({ resident }) => bytes(resident)),
@@ -72,7 +74,7 @@ function mappingTable(mappings: Mapping[]): HTMLElement {
     MISSING;
   return table("Each mapping", mappings, [
     text("address", ({ start }) => start.toString(16).padStart(16, "0"), "code"),
-    number("size", ({ start, end }) => bytes(end - start)),
+    number("size", (mapping) => bytes(sizeOf(mapping))),
     text("rights", rights, "code"),
     text("resident", resident),
     number("swapped", ({ swapped_bytes }) => bytes(swapped_bytes)),
@@ -185,7 +187,7 @@ type Part = NonNullable<PageSizeChange["processes"][number]["verdict"]>["parts"]
 
 function partsTable(parts: Part[]): HTMLElement {
   const scale = linear(0, Math.max(1, ...parts.map((part) => part.resident_bytes)));
-  return table("Parts: dark is as asked, pale is not", parts, [
+  return table("Parts: full colour is as asked, pale is not", parts, [
     text("part", ({ part }) => part),
     text("asked", ({ asked }) => asked),
     number("resident", (part) => bytes(part.resident_bytes)),

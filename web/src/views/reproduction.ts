@@ -78,6 +78,12 @@ function tableSection({ name, title, source, notes: remarks, rows }: Table): HTM
   return section(
     `${name}: ${title}`,
     h("p", { class: "note" }, `published in: ${source}`),
+    curves.length > 0 &&
+      h(
+        "p",
+        { class: "note" },
+        "Curves: the pale band is the tolerance, the darker band is low to high over the seeds.",
+      ),
     curves.length > 0 && h("div", { class: "charts" }, ...curves.map(curveChart)),
     others.length > 0 &&
       ratioTable(
@@ -93,7 +99,7 @@ function tableSection({ name, title, source, notes: remarks, rows }: Table): HTM
   );
 }
 
-/** A curve is a figure at rising values of one key; a key that falls begins the curve of the next machine. */
+/** Collects curves: a figure at rising values of one key. A key that falls begins the next machine. */
 function curvesOf(rows: Row[]): Row[][] {
   const open = new Map<string, Row[]>();
   const curves: Row[][] = [];

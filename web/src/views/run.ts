@@ -71,8 +71,10 @@ export function trust({ kind, validated }: Run["machine"]): string {
 /** The charts of a series: the columns that each draws. */
 const CHARTS: { title: string; columns: RegExp; yLogBase?: 10 }[] = [
   { title: "Faults", columns: /fault_count$|^(zero_fill|rescue)_count$/ },
-  { title: "Paging", columns: /^(page|swap|demand_page)_(in|out)_count$|^reclaim_.*_count$/ },
-  { title: "Page-in latency", columns: /latency_ns_/, yLogBase: 10 },
+  { title: "Paging", columns: /^(page|swap|demand_page)_(in|out)_count$/ },
+  { title: "Reclaim", columns: /^(reclaim|compaction)_.*_count$/ },
+  { title: "Page-in latency", columns: /^page_in_latency_ns_/, yLogBase: 10 },
+  { title: "Fault latency", columns: /^fault_latency_ns_/, yLogBase: 10 },
   { title: "CPU time", columns: /^(user|kernel|kernel_daemon|run_queue)_ns$/ },
   { title: "Memory", columns: /bytes/ },
   { title: "Accesses", columns: /^access_count$/ },

@@ -42,7 +42,7 @@ function labelOf(run: Run, swept: string[], nth: number): string {
   return `${nth + 1}. ${[run.machine.name, ...params].join(" ")}: ${nanos(run.wall_ns)}`;
 }
 
-/** Translation faults include minor and major ones, and are preferred where a machine counts them. */
+/** Counts faults. Translation faults include minor and major ones, and are preferred. */
 function faultsOf({ counters }: Run): number | null {
   const value = (id: string) => counters[id]?.value;
   const minor = value("minor_fault_count");

@@ -50,7 +50,7 @@ export function whatIfView(forecast: WhatIf): HTMLElement {
   );
 }
 
-/** A bound that is not finite is null in JSON. */
+/** Formats a ratio. A bound that is not finite is null in JSON. */
 const number3 = (value: number | null) => (value === null ? "no bound" : fixed(value, 3));
 const bounds = (of: Bounded | null, show: (value: number) => string) =>
   of ? `${show(of.low)} – ${show(of.high)}` : "";
