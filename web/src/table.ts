@@ -56,3 +56,8 @@ export function text<R>(head: string, cell: (row: R) => Child, style?: "text" | 
 export function number<R>(head: string, cell: (row: R) => string): Column<R> {
   return { head, cell, numeric: true };
 }
+
+/** Makes a column of plots under an axis. */
+export function plotColumn<R>(head: HTMLElement, cell: (row: R) => Child): Column<R> {
+  return { head, cell, style: "plot" };
+}

@@ -2,17 +2,15 @@
 import { axis, dot, logarithmic, strip, tick, whisker } from "../charts/strip";
 import { h } from "../dom";
 import { fixed, MISSING, quantity, ratio } from "../format";
-import { number, table, text } from "../table";
+import { number, plotColumn, table, text } from "../table";
 import type { Comparison, ComparisonRow } from "../types";
-import { notes, title } from "./parts";
+import { article, note, notes, title } from "./parts";
 
 export function comparisonView(
   comparison: Comparison,
   names: [string, string] = ["first", "second"],
 ): HTMLElement {
-  return h(
-    "article",
-    {},
+  return article(
     title("comparison", `${names[1]} ÷ ${names[0]}`),
     comparison.incomparable.length > 0 &&
       h(
@@ -23,9 +21,7 @@ export function comparisonView(
         h("p", { class: "hint" }, "hint: compare reports of the same job on the same machine"),
       ),
     notes(comparison.settings.map((setting) => `setting differs: ${setting}`)),
-    comparison.rows.length > 0
-      ? comparisonTable(comparison.rows)
-      : h("p", { class: "note" }, "The two have no value in common."),
+    comparison.rows.length > 0 ? comparisonTable(comparison.rows) : note("The two have no value in common."),
   );
 }
 
@@ -49,14 +45,13 @@ function comparisonTable(rows: ComparisonRow[]): HTMLElement {
       number("second", (row) => quantity(row.unit, row.medians[1])),
       text("runs", (row) => row.run_counts.join(", ")),
       text("second ÷ first (95 %)", ratioText),
-      {
-        head: axis(
+      plotColumn(
+        axis(
           "ratio",
           [0.25, 1, 4].map((value) => ({ at: scale(value), text: `${value}×` })),
         ),
-        style: "plot",
-        cell: plot,
-      },
+        plot,
+      ),
       text("", meaning, "text"),
     ],
   );

@@ -4,13 +4,15 @@ import { axis, cloud, dot, linear, logarithmic, strip, tick, whisker, type Scale
 import { copyBlock } from "../copy";
 import { folded, h, section } from "../dom";
 import { bytes, count, fixed, median, MISSING, nanos, percent, quantity, ratio } from "../format";
-import { number, table, text, type Column } from "../table";
+import { number, plotColumn, table, text, type Column } from "../table";
 import type { Diagnosis, Exit, Ratio, Took, Trial } from "../types";
 import {
+  article,
   budgetSection,
   environmentSection,
   figure,
   machineLine,
+  note,
   saysMoreThanFigure,
   taxFigure,
   taxSentence,
@@ -27,9 +29,7 @@ const CAUSES_MAX = 3;
 export function diagnosisView(diagnosis: Diagnosis): HTMLElement {
   const { command, exit, trials, skipped, environment, warnings, budget } = diagnosis;
   const rounds = Math.max(0, ...trials.map((trial) => trial.runs_ns.length));
-  return h(
-    "article",
-    {},
+  return article(
     title(
       "diagnosis",
       command.join(" "),
@@ -99,7 +99,7 @@ function causesTable({ budget, warnings }: Diagnosis): HTMLElement | null {
         [...rows.slice(0, CAUSES_MAX), ...missing],
         timeColumns(budget.cpu_total_ns),
       ),
-    disagrees && h("p", { class: "note" }, disagrees.text),
+    disagrees && note(disagrees.text),
   );
 }
 
@@ -177,11 +177,7 @@ function trialsSection(diagnosis: Diagnosis): HTMLElement | null {
     why.length > 0 &&
       h("ul", { class: "notes" }, ...why.map(({ name, took }) => h("li", {}, `${name}: ${took.why}`))),
     trials.some((trial) => trial.peak_resident_bytes == null) &&
-      h(
-        "p",
-        { class: "note" },
-        "no peak memory: the runs were too short, or the machine too busy, to look often enough",
-      ),
+      note("no peak memory: the runs were too short, or the machine too busy, to look often enough"),
     folded("Table: spread and mechanism of each trial", () => spreadTable(trials)),
     folded("Table: each run", () => runsTable(trials)),
   );
@@ -207,23 +203,21 @@ function trialColumns(diagnosis: Diagnosis, time: string): Column<Trial>[] {
   return [
     text("trial", (trial) => (trial.name === verdict.winner ? `${trial.name} ◀` : trial.name)),
     number(time, (trial) => nanos(medianTime(diagnosis, trial))),
-    {
-      head: axis("each run", [
+    plotColumn(
+      axis("each run", [
         { at: 0, text: "0" },
         { at: 1, text: nanos(most) },
       ]),
-      style: "plot",
-      cell: runs,
-    },
+      runs,
+    ),
     text("speed-up (95 %)", (trial) => (trial.name === AS_IS ? "1" : ratio(trial.speedup))),
-    {
-      head: axis(
+    plotColumn(
+      axis(
         "speed-up and its interval",
         ends.map((value) => ({ at: speedups(value), text: `${value}×` })),
       ),
-      style: "plot",
-      cell: (trial) => (trial.speedup ? speedupStrip(trial.speedup, speedups) : null),
-    },
+      (trial) => (trial.speedup ? speedupStrip(trial.speedup, speedups) : null),
+    ),
     number("memory", (trial) => quantity("bytes", trial.peak_resident_bytes)),
     number("large pages", (trial) => tookText(trial.took)),
     number("page faults", (trial) => quantity("count", median(trial.fault_counts ?? []))),

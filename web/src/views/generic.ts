@@ -1,8 +1,8 @@
 /** Any document as tables: for kinds that need no chart, and for kinds that this page does not know. */
-import { h, section } from "../dom";
+import { section } from "../dom";
 import { table, type Column } from "../table";
 import type { Facts } from "../types";
-import { environmentSection, factValue, provenance, title, warningsSection } from "./parts";
+import { article, environmentSection, factValue, provenance, title, warningsSection } from "./parts";
 
 /** Keys that every document has, or that have a section of their own. */
 const APART = new Set(["schema", "kind", "environment"]);
@@ -12,9 +12,7 @@ const CHARS_MAX = 50;
 
 export function genericView(data: Facts, kind: string, name: string): HTMLElement {
   const entries = Object.entries(data).filter(([key]) => !APART.has(key));
-  return h(
-    "article",
-    {},
+  return article(
     title(kind, name),
     factsTable(
       "Values",

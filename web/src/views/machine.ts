@@ -1,11 +1,11 @@
 /** The machine: what works on it (doctor), and what faults and page walks cost (calibrate). */
 import { axis, bar, dot, linear, logarithmic, strip, whisker } from "../charts/strip";
 import { copyBlock } from "../copy";
-import { h, section } from "../dom";
+import { section } from "../dom";
 import { bytes, count, fixed, nanos, MISSING, percent } from "../format";
-import { number, table, text } from "../table";
+import { number, plotColumn, table, text } from "../table";
 import type { Calibration, Examination, Spread } from "../types";
-import { environmentSection, machineLine, notes, title } from "./parts";
+import { article, environmentSection, machineLine, notes, title } from "./parts";
 
 const STANDINGS = { works: "works", limited: "limited", not_here: "not here" };
 
@@ -24,9 +24,7 @@ export function doctorView({ findings, free_memory, environment }: Examination):
       )
     );
   });
-  return h(
-    "article",
-    {},
+  return article(
     title("doctor", "What this machine offers", machineLine(environment)),
     ...groups,
     free_memory && freeMemorySection(free_memory),
@@ -47,12 +45,9 @@ function freeMemorySection(free: NonNullable<Examination["free_memory"]>): HTMLE
       number("block", ({ block }) => bytes(block)),
       number("free", ({ blocks }) => count(blocks)),
       number("in all", ({ block, blocks }) => bytes(block * blocks)),
-      {
-        head: axis("in all", [{ at: 0, text: "0" }]),
-        style: "plot",
-        cell: ({ block, blocks }) =>
-          strip(`${bytes(block)}: ${bytes(block * blocks)}`, bar(0, scale(block * blocks), "measured")),
-      },
+      plotColumn(axis("in all", [{ at: 0, text: "0" }]), ({ block, blocks }) =>
+        strip(`${bytes(block)}: ${bytes(block * blocks)}`, bar(0, scale(block * blocks), "measured")),
+      ),
     ]),
     notes([
       `${bytes(free.free_in_huge_blocks_bytes)} of ${bytes(free.free_bytes)} free (${percent(free.free_in_huge_blocks_bytes / Math.max(free.free_bytes, 1))}) can be had as huge pages without compaction`,
@@ -89,9 +84,7 @@ export function calibrationView(calibration: Calibration): HTMLElement {
   const costs = faults.flatMap(({ cost }) => (cost ? [cost.low_ns, cost.high_ns] : []));
   const scale = logarithmic(Math.min(...costs) / 1.1, Math.max(...costs) * 1.1);
   const huge = bytes(huge_page_bytes);
-  return h(
-    "article",
-    {},
+  return article(
     title(
       "calibration",
       "What faults and page walks cost",
@@ -104,18 +97,15 @@ export function calibrationView(calibration: Calibration): HTMLElement {
         text("what happens", ({ kind }) => FAULTS[kind] ?? kind),
         number("page", ({ page_bytes }) => bytes(page_bytes)),
         number("median", ({ cost }) => (cost ? precise(cost.median_ns) : MISSING)),
-        {
-          head: axis("median, on a logarithmic axis", []),
-          style: "plot",
-          cell: ({ kind, cost }) =>
-            cost
-              ? strip(
-                  `${FAULTS[kind] ?? kind}: ${precise(cost.median_ns)} (${spreadText(cost)})`,
-                  whisker(scale(cost.low_ns), scale(cost.high_ns)),
-                  dot(scale(cost.median_ns)),
-                )
-              : "missing",
-        },
+        plotColumn(axis("median, on a logarithmic axis", []), ({ kind, cost }) =>
+          cost
+            ? strip(
+                `${FAULTS[kind] ?? kind}: ${precise(cost.median_ns)} (${spreadText(cost)})`,
+                whisker(scale(cost.low_ns), scale(cost.high_ns)),
+                dot(scale(cost.median_ns)),
+              )
+            : "missing",
+        ),
         text("from – to", ({ cost }) => cost && spreadText(cost)),
         number("per 4K", ({ cost, page_bytes }) =>
           cost ? precise((cost.median_ns * 4096) / page_bytes) : MISSING,

@@ -1,11 +1,11 @@
 /** Miss curves: TLB misses by entries and page size, the reach of TLBs, the working set. */
 import { heatmap } from "../charts/heatmap";
 import { lineChart } from "../charts/lines";
-import { folded, h, section } from "../dom";
+import { folded, section } from "../dom";
 import { bytes, count, fixed, MISSING, quantity } from "../format";
 import { number, table } from "../table";
 import type { MissCurves } from "../types";
-import { title } from "./parts";
+import { article, title } from "./parts";
 
 type Curve = MissCurves["curves"][number];
 
@@ -13,9 +13,7 @@ export function missCurveView(document: MissCurves): HTMLElement {
   const { of, side, access_count, thread_count, curves, interval_access_count } = document;
   const accesses = side === "code" ? "instruction fetches" : "loads and stores";
   const percent = curves[0]?.reach.percent;
-  return h(
-    "article",
-    {},
+  return article(
     title(
       "miss curve",
       of,

@@ -3,7 +3,7 @@ import { CAUSES, isTax } from "../causes";
 import { axis, bar, linear, strip, whisker } from "../charts/strip";
 import { h, s, section, type Child } from "../dom";
 import { bytes, count, MISSING, percent, quantity, range, shareOf, unitOf, nanos, fixed } from "../format";
-import { number, table, text, type Column } from "../table";
+import { number, plotColumn, table, text, type Column } from "../table";
 import type { Budget, Facts, Provenance, TimeRow, VmTax, Warning } from "../types";
 
 /** A smaller share of waiting is not worth a sentence. */
@@ -127,7 +127,7 @@ function ledgerTable({ account, title, rows, totalNs }: Ledger): HTMLElement {
     table(`${title} ${nanos(totalNs)}`, rows, timeColumns(totalNs), ({ id }) =>
       isTax(id) && id !== "unexplained" ? "tax" : undefined,
     ),
-    absent.length > 0 && h("p", { class: "note" }, `not looked at: ${absent.join(", ")}`),
+    absent.length > 0 && note(`not looked at: ${absent.join(", ")}`),
   );
 }
 
@@ -151,14 +151,13 @@ export function timeColumns(totalNs: number): Column<TimeRow>[] {
     text("cause", (row) => row.id),
     number("time", (row) => quantity("ns", row.ns)),
     number("share", (row) => (row.ns == null ? MISSING : shareOf(row.ns, totalNs))),
-    {
-      head: axis(
+    plotColumn(
+      axis(
         "share of the total",
         [0, 0.5, 1].map((at) => ({ at, text: percent(at) })),
       ),
-      style: "plot",
-      cell: (row) => (row.ns == null ? "missing" : strip(tip(row), ...marks(row))),
-    },
+      (row) => (row.ns == null ? "missing" : strip(tip(row), ...marks(row))),
+    ),
     number("low – high", (row) => range("ns", row.low_ns, row.high_ns)),
     provenanceColumn(),
     text("how", (row) => row.how, "text"),
@@ -171,6 +170,16 @@ export function warningsSection(warnings: readonly Warning[]): HTMLElement | nul
   const item = ({ text, remedy }: Warning) =>
     h("li", {}, text, remedy && h("p", { class: "hint" }, `hint: ${remedy}`));
   return section("Warnings", h("ul", { class: "warnings" }, ...warnings.map(item)));
+}
+
+/** Makes a view of its parts. */
+export function article(...parts: Child[]): HTMLElement {
+  return h("article", {}, ...parts);
+}
+
+/** Makes a sentence beside a table or a chart. */
+export function note(sentence: string): HTMLElement {
+  return h("p", { class: "note" }, sentence);
 }
 
 /** Makes a list of sentences; null if there are none. */

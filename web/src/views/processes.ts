@@ -3,15 +3,13 @@ import { axis, band, bar, linear, strip } from "../charts/strip";
 import { copyBlock } from "../copy";
 import { h, section } from "../dom";
 import { bytes, MISSING, nanos, percent, quantity } from "../format";
-import { number, table, text } from "../table";
+import { number, plotColumn, table, text } from "../table";
 import type { HugePageCauses, Mapping, PageMaps, PageSizeChange } from "../types";
-import { figure, notes, title } from "./parts";
+import { article, figure, note, notes, title } from "./parts";
 import { listTables } from "./generic";
 
 export function pageMapsView({ maps }: PageMaps): HTMLElement {
-  return h(
-    "article",
-    {},
+  return article(
     ...maps.flatMap((map) => [
       title(
         "memory map",
@@ -59,7 +57,7 @@ function segmentTable(mappings: Mapping[], basePage: number): HTMLElement {
     text("segment", ({ segment }) => segment),
     number("mapped", ({ mapped }) => bytes(mapped)),
     number("resident", ({ resident }) => bytes(resident)),
-    { head: axis("resident", [{ at: 0, text: "0" }]), style: "plot", cell: plot },
+    plotColumn(axis("resident", [{ at: 0, text: "0" }]), plot),
     ...pages.map((page) =>
       number<(typeof rows)[number]>(bytes(page), ({ sizes }) => quantity("bytes", sizes.get(page) ?? 0)),
     ),
@@ -84,9 +82,7 @@ function mappingTable(mappings: Mapping[]): HTMLElement {
 }
 
 export function hugePageCausesView({ processes }: HugePageCauses): HTMLElement {
-  return h(
-    "article",
-    {},
+  return article(
     ...processes.flatMap((process) => [
       title("why no huge pages", process.command, `process ${process.pid}`),
       h(
@@ -134,18 +130,17 @@ function causesSection({ causes, anon_bytes }: Process): HTMLElement | null {
       text("cause", ({ what }) => what, "text"),
       text("certainty", ({ certainty }) => certainty),
       number("bytes", ({ bytes: size }) => bytes(size)),
-      {
-        head: axis("of the anonymous memory", [
+      plotColumn(
+        axis("of the anonymous memory", [
           { at: 0, text: "0" },
           { at: 1, text: bytes(anon_bytes) },
         ]),
-        style: "plot",
-        cell: ({ id, bytes: size, certainty }) =>
+        ({ id, bytes: size, certainty }) =>
           strip(
             `${id}: ${bytes(size)}`,
             bar(0, scale(size), certainty === "certain" ? "measured" : "derived"),
           ),
-      },
+      ),
       text(
         "evidence",
         ({ evidence }) => evidence.map(({ source, value }) => `${source}: ${value}`).join("; "),
@@ -157,9 +152,7 @@ function causesSection({ causes, anon_bytes }: Process): HTMLElement | null {
 }
 
 export function pageSizeChangeView({ asked, processes, files }: PageSizeChange): HTMLElement {
-  return h(
-    "article",
-    {},
+  return article(
     title(
       "page sizes changed",
       Object.entries(asked)
@@ -172,9 +165,7 @@ export function pageSizeChangeView({ asked, processes, files }: PageSizeChange):
         process.operand,
         process.error && h("p", { class: "refusal" }, process.error),
         process.verdict && partsTable(process.verdict.parts),
-        h(
-          "p",
-          { class: "note" },
+        note(
           `${quantity("bytes", process.changed_bytes)} changed from outside; stopped ${quantity("count", process.stop_count)} times${process.stop_ns_max ? `, at most ${nanos(process.stop_ns_max)}` : ""}`,
         ),
       ),
@@ -192,16 +183,13 @@ function partsTable(parts: Part[]): HTMLElement {
     text("asked", ({ asked }) => asked),
     number("resident", (part) => bytes(part.resident_bytes)),
     number("as asked", (part) => bytes(part.as_asked_bytes)),
-    {
-      head: axis("resident", [{ at: 0, text: "0" }]),
-      style: "plot",
-      cell: (part) =>
-        strip(
-          `${part.part}: ${bytes(part.as_asked_bytes)} of ${bytes(part.resident_bytes)}`,
-          bar(0, scale(part.as_asked_bytes), "measured"),
-          band(scale(part.as_asked_bytes), scale(part.resident_bytes)),
-        ),
-    },
+    plotColumn(axis("resident", [{ at: 0, text: "0" }]), (part) =>
+      strip(
+        `${part.part}: ${bytes(part.as_asked_bytes)} of ${bytes(part.resident_bytes)}`,
+        bar(0, scale(part.as_asked_bytes), "measured"),
+        band(scale(part.as_asked_bytes), scale(part.resident_bytes)),
+      ),
+    ),
     text("on pages of", (part) =>
       Object.entries(part.resident_bytes_by_page)
         .map(([page, size]) => `${bytes(Number(page))}: ${bytes(size)}`)

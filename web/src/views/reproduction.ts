@@ -3,9 +3,9 @@ import { lineChart, logBaseFor } from "../charts/lines";
 import { axis, band, dot, logarithmic, strip, tick, whisker } from "../charts/strip";
 import { folded, h, section } from "../dom";
 import { count, fixed, MISSING, significant } from "../format";
-import { number, table, text } from "../table";
+import { number, plotColumn, table, text } from "../table";
 import type { Reproduction, ReproductionRow } from "../types";
-import { notes, title } from "./parts";
+import { article, note, notes, title } from "./parts";
 
 type Table = Reproduction["tables"][number];
 type Row = ReproductionRow;
@@ -18,9 +18,7 @@ const ONE_SIDED = 5;
 export function reproductionView(document: Reproduction): HTMLElement {
   const { tables, ok, asserts, seeds } = document;
   const missed = tables.flatMap(({ rows }) => rows.filter((row) => row.verdict === "miss"));
-  return h(
-    "article",
-    {},
+  return article(
     title(
       "reproduction",
       ok ? "Every asserted figure is within its tolerance" : `${missed.length} figures miss their tolerance`,
@@ -77,13 +75,9 @@ function tableSection({ name, title, source, notes: remarks, rows }: Table): HTM
     );
   return section(
     `${name}: ${title}`,
-    h("p", { class: "note" }, `published in: ${source}`),
+    note(`published in: ${source}`),
     curves.length > 0 &&
-      h(
-        "p",
-        { class: "note" },
-        "Curves: the pale band is the tolerance, the darker band is low to high over the seeds.",
-      ),
+      note("Curves: the pale band is the tolerance, the darker band is low to high over the seeds."),
     curves.length > 0 && h("div", { class: "charts" }, ...curves.map(curveChart)),
     others.length > 0 &&
       ratioTable(
@@ -191,14 +185,13 @@ function ratioTable(caption: string, rows: Row[]): HTMLElement {
     number("simulated", ({ simulated }) => (simulated ? significant(simulated.median) : MISSING)),
     number("spread", spread),
     number("ratio", ({ ratio }) => (ratio === null ? MISSING : fixed(ratio, 3))),
-    {
-      head: axis(
+    plotColumn(
+      axis(
         "ratio and tolerance",
         [0.5, 1, 2].map((value) => ({ at: scale(value), text: `${value}×` })),
       ),
-      style: "plot",
-      cell: plot,
-    },
+      plot,
+    ),
     number("tolerance", ({ tolerance }) => (tolerance ? toleranceText(tolerance) : MISSING)),
     text("verdict", ({ verdict }) => WORDS[verdict] ?? verdict),
     text("status", ({ status }) => status.replace("_", " ")),

@@ -4,13 +4,15 @@ import { lineChart, type Plot } from "../charts/lines";
 import { axis, band, dot, logarithmic, strip, tick, whisker } from "../charts/strip";
 import { h, section } from "../dom";
 import { count, MISSING, nanos, quantity, range, unitOf } from "../format";
-import { number, table, text, type Column } from "../table";
+import { number, plotColumn, table, text, type Column } from "../table";
 import type { Latency, Phase, Reading, Run } from "../types";
 import {
+  article,
   budgetSection,
   environmentSection,
   figure,
   machineLine,
+  note,
   provenance,
   taxFigure,
   title,
@@ -26,9 +28,7 @@ export function runView(run: Run): HTMLElement {
   const ofMachine = params(job.machine_params);
   const faults =
     (run.counters["minor_fault_count"]?.value ?? 0) + (run.counters["major_fault_count"]?.value ?? 0);
-  return h(
-    "article",
-    {},
+  return article(
     title(
       "run",
       `${job.name} on ${machine.name}`,
@@ -96,7 +96,7 @@ function seriesSection({ series, phases }: Run): HTMLElement | null {
   return section(
     `Series, in intervals of ${nanos(series.interval_ns)}`,
     ...charts,
-    still.length > 0 && h("p", { class: "note" }, `0 or missing throughout: ${still.join(", ")}`),
+    still.length > 0 && note(`0 or missing throughout: ${still.join(", ")}`),
   );
 }
 
@@ -149,16 +149,15 @@ function latencySection({ latency }: Run): HTMLElement | null {
         number("count", ([, { count: seen, of_count }]) =>
           of_count != null && of_count > seen ? `${count(seen)} of ${count(of_count)}` : count(seen),
         ),
-        {
-          head: axis(
+        plotColumn(
+          axis(
             "min to max, p50, p90, p99, mean",
             decades
               .filter((_, nth) => nth % Math.ceil(decades.length / 4) === 0)
               .map((ns) => ({ at: scale(ns), text: nanos(ns).replace(/\.0+/, "") })),
           ),
-          style: "plot",
-          cell: plot,
-        },
+          plot,
+        ),
         time("min", (times) => times.min_ns),
         time("mean", (times) => times.mean_ns),
         time("p50", (times) => times.p50_ns),
@@ -211,7 +210,7 @@ function countersSection(counters: Record<string, Reading>): HTMLElement | null 
             text("meaning", ([id, { why }]) => [COUNTERS[id], why].filter(Boolean).join(": "), "text"),
           ],
         ),
-        still.length > 0 && h("p", { class: "note" }, `0: ${still.join(", ")}`),
+        still.length > 0 && note(`0: ${still.join(", ")}`),
       );
 }
 

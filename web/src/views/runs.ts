@@ -1,19 +1,17 @@
 /** Several runs: a sweep as curves and a table, machines beside each other, and each run by itself. */
 import { lineChart, logBaseFor } from "../charts/lines";
-import { folded, h, section } from "../dom";
+import { folded, section } from "../dom";
 import { count, MISSING, nanos, quantity } from "../format";
 import { number, table, text } from "../table";
 import type { Run, Runs, Warning } from "../types";
-import { environmentSection, title, warningsSection } from "./parts";
+import { article, environmentSection, title, warningsSection } from "./parts";
 import { runView, trust } from "./run";
 
 export function runsView({ swept, runs }: Runs): HTMLElement {
   const first = runs[0];
-  if (!first) return h("article", {}, title("runs", "no run"));
+  if (!first) return article(title("runs", "no run"));
   const machines = [...new Set(runs.map((run) => run.machine.name))];
-  return h(
-    "article",
-    {},
+  return article(
     title(
       "runs",
       first.job.name,

@@ -4,7 +4,7 @@ import { h, section } from "../dom";
 import { bytes, count, fixed, MISSING } from "../format";
 import { number, table, text, type Column } from "../table";
 import type { ProfileLine, TrapCell, Trapstat } from "../types";
-import { notes, title } from "./parts";
+import { article, notes, title } from "./parts";
 
 type Listing = Trapstat["listings"][number];
 type Row = Listing["rows"][number];
@@ -16,9 +16,7 @@ const PERCENT_MAX = 99.9;
 const KINDS = ["itlb", "itsb", "dtlb", "dtsb"] as const;
 
 export function trapstatView({ backend, why, listings, profiles, notes: remarks }: Trapstat): HTMLElement {
-  return h(
-    "article",
-    {},
+  return article(
     title("trapstat", `TLB misses, by the ${backend} backend`, why),
     ...profiles.map((profile) =>
       section(

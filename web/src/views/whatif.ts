@@ -2,9 +2,9 @@
 import { axis, bar, dot, linear, strip, tick, whisker } from "../charts/strip";
 import { h, section } from "../dom";
 import { bytes, count, fixed, MISSING, nanos, percent, quantity } from "../format";
-import { number, table, text } from "../table";
+import { number, plotColumn, table, text } from "../table";
 import type { Bounded, WalkReasons, WhatIf } from "../types";
-import { figure, notes, title } from "./parts";
+import { article, figure, note, notes, title } from "./parts";
 
 type Size = WhatIf["sizes"][number];
 
@@ -13,9 +13,7 @@ const PATTERNS: Record<string, string> = { dependent: "each from the last", inde
 export function whatIfView(forecast: WhatIf): HTMLElement {
   const { of, access_count, sizes, walk_paces, notes: remarks } = forecast;
   const best = sizes.filter(({ speedup }) => speedup).sort((a, b) => b.speedup!.value - a.speedup!.value)[0];
-  return h(
-    "article",
-    {},
+  return article(
     title(
       "what if",
       of,
@@ -97,13 +95,12 @@ function savedTable(sizes: Size[]): HTMLElement {
       text("pages", ({ size }) => bytes(size.page_bytes)),
       text("of", ({ part }) => part),
       number("saved", ({ saved }) => nanos(saved.value)),
-      {
-        head: axis("saved", [
+      plotColumn(
+        axis("saved", [
           { at: scale(0), text: "0" },
           { at: 1, text: nanos(high) },
         ]),
-        style: "plot",
-        cell: ({ part, saved }) =>
+        ({ part, saved }) =>
           strip(
             `${part}: ${nanos(saved.value)} (${bounds(saved, nanos)})`,
             tick(scale(0)),
@@ -111,7 +108,7 @@ function savedTable(sizes: Size[]): HTMLElement {
             whisker(scale(saved.low), scale(saved.high)),
             dot(scale(saved.value)),
           ),
-      },
+      ),
       text("low – high", ({ saved }) => bounds(saved, nanos)),
     ],
     ({ part }) => (part === "all" ? "winner" : undefined),
@@ -136,7 +133,6 @@ function whyTable({ base, sizes }: WhatIf): HTMLElement {
       number("faults", ({ why }) => count(why.base_fault_count)),
       number("large", ({ why }) => count(why.large_fault_count)),
     ]),
-    counted !== null &&
-      h("p", { class: "note" }, `a run on 4K pages had ${count(counted)} faults of all kinds`),
+    counted !== null && note(`a run on 4K pages had ${count(counted)} faults of all kinds`),
   );
 }
