@@ -35,6 +35,14 @@ export function document(name) {
 /** Returns what the terminal showed of a checked-in document. */
 export const terminal = (name) => readFileSync(new URL(`${name}.txt`, DOCUMENTS), "utf8");
 
+/** Returns true if the page shows something, and each chart that is visible has its canvas. */
+function isReady() {
+  const charts = [...document.querySelectorAll(".chart")].filter((chart) => chart.clientWidth > 0);
+  return (
+    document.querySelector("main > *, .refusal") && charts.every((chart) => chart.querySelector("canvas"))
+  );
+}
+
 /** Opens a page with these documents. `faults` collects console errors, exceptions and requests. */
 export async function open(documents, { theme = "light", html } = {}) {
   const context = await browser.newContext({ colorScheme: theme, viewport: { width: 1240, height: 900 } });
@@ -54,7 +62,7 @@ export async function open(documents, { theme = "light", html } = {}) {
   );
   page.on("dialog", (dialog) => faults.push(`dialog ${dialog.message()}`) && dialog.dismiss());
   await page.goto(pathToFileURL(file).href);
-  await page.locator("header.page").waitFor();
+  await page.waitForFunction(isReady);
   return { page, faults, close: () => context.close() };
 }
 
