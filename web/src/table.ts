@@ -1,4 +1,5 @@
 import { h, type Child } from "./dom";
+import { count } from "./format";
 
 /** A column of a table: its heading and its cell in each row. */
 export interface Column<R> {
@@ -10,6 +11,9 @@ export interface Column<R> {
   style?: "plot" | "text" | "code";
 }
 
+/** More rows would take seconds to draw. */
+const ROWS_MAX = 20_000;
+
 /** Makes a table. The first cell of each row is its heading. */
 export function table<R>(
   caption: string,
@@ -17,6 +21,10 @@ export function table<R>(
   columns: Column<NoInfer<R>>[],
   rowClass?: (row: NoInfer<R>) => string | undefined,
 ): HTMLElement {
+  if (rows.length > ROWS_MAX) {
+    caption += ` (the first ${count(ROWS_MAX)} of ${count(rows.length)} rows; the JSON has all)`;
+    rows = rows.slice(0, ROWS_MAX);
+  }
   const style = (column: Column<R>) =>
     [column.numeric && "number", column.style].filter(Boolean).join(" ") || undefined;
   const head = columns.map((column) =>

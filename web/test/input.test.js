@@ -108,6 +108,30 @@ test("a kind that the page does not know is shown as tables", async () => {
   await close();
 });
 
+test("a document that is nested too deep does not hide the others", async () => {
+  for (const kind of ["run", "unknown"]) {
+    const text = `{"schema":1,"kind":"${kind}","a":${'{"a":'.repeat(50_000)}1${"}".repeat(50_000)}}`;
+    const { page, faults, close } = await open([{ name: "deep.json", text }, document("diagnose-names")]);
+    await page.getByText(/deep.json does not follow the schema/).waitFor();
+    await page.getByRole("tab", { name: "diagnose-names.json" }).click();
+    await page.getByText("python3 names.py").first().waitFor();
+    assert.deepEqual(faults, []);
+    await close();
+  }
+});
+
+test("a long list is cut, and the table says so", async () => {
+  const text = JSON.stringify({
+    schema: 1,
+    kind: "list",
+    rows: Array.from({ length: 30_000 }, (_, nth) => ({ nth })),
+  });
+  const { page, close } = await open([{ name: "long.json", text }]);
+  await page.getByText("rows (the first 20 000 of 30 000 rows; the JSON has all)").waitFor();
+  assert.equal(await page.locator("tbody tr").count(), 20_000);
+  await close();
+});
+
 const HOSTILE = `<img src=x onerror="alert(1)"></script><script>alert(2)</script>'"&`;
 
 /** Replaces every string but those that a view looks up, and adds a hostile key to each map. */

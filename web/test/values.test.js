@@ -167,6 +167,54 @@ test("a miss curve has the percentages of the terminal", async () => {
   await close();
 });
 
+test("a listing of trapstat has the numbers of the terminal", async () => {
+  const { title } = JSON.parse(document("trapstat-sort").text).listings[0];
+  const text = terminal("trapstat-sort");
+  const { page, close } = await open([document("trapstat-sort")]);
+  const [, ...rows] = await cells(page, `${title} (modeled)`);
+  const lines = text
+    .slice(text.indexOf(title))
+    .split("\n")
+    .filter((line) => /^ +(\d+ [uk]|ttl)/.test(line));
+  rows.forEach((row, nth) => {
+    const numbers = lines[nth].match(/n\/a|[\d.]+(?= |\||$)/g).slice(-9);
+    assert.deepEqual(row.slice(3), numbers, lines[nth]);
+  });
+  assert.equal(rows.at(-1)[0], "ttl");
+  await close();
+});
+
+test("a prediction has the numbers of the terminal", async () => {
+  const text = terminal("whatif-sort");
+  const { page, close } = await open([document("whatif-sort")]);
+  for (const caption of ["Time (derived", "What is saved;", "Page walks and faults"]) {
+    const [, ...rows] = await cells(page, caption);
+    for (const cell of rows.flat().filter((cell) => !/^0\n|^$/.test(cell)))
+      assert.ok(text.includes(cell), cell);
+  }
+  await close();
+});
+
+test("a reproduction has the figures of the terminal", async () => {
+  const text = terminal("reproduce-sun-4");
+  const { page, close } = await open([document("reproduce-sun-4")]);
+  await unfold(page);
+  for (const caption of ["Simulated ÷ published", "Figures of the curves"]) {
+    const [head, ...rows] = await cells(page, caption);
+    assert.ok(rows.length > 20);
+    const plot = head.findIndex((heading) => heading.startsWith("ratio and tolerance"));
+    for (const row of rows) {
+      const lines = text.split("\n").filter((line) => line.trim().startsWith(row[0]));
+      const shown = row.filter((_, nth) => nth !== plot);
+      assert.ok(
+        lines.some((line) => shown.every((cell) => line.includes(cell))),
+        row.join(" | "),
+      );
+    }
+  }
+  await close();
+});
+
 test("integers that a double cannot hold keep their digits", async () => {
   const { page, close } = await open([document("server")]);
   const [, ...rows] = await cells(page, "Values");

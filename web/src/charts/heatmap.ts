@@ -15,7 +15,6 @@ export interface Heatmap {
 const HEIGHT_PX = 260;
 /** The palest cell that still differs from none. */
 const OPACITY_MIN = 0.12;
-const ROWS_MAX = 5000;
 
 /** Makes the figure. Darker is more, on a logarithmic scale. */
 export function heatmap(title: string, map: Heatmap): HTMLElement {
@@ -78,11 +77,7 @@ function cellTable(title: string, { time_ns, address, counts }: Heatmap): HTMLEl
   const cells = counts
     .flatMap((row, nth) => row.map((value, column) => ({ nth, column, value })))
     .filter(({ value }) => value > 0);
-  const caption =
-    cells.length > ROWS_MAX
-      ? `${title} (the first ${count(ROWS_MAX)} of ${count(cells.length)} cells)`
-      : title;
-  return table(caption, cells.slice(0, ROWS_MAX), [
+  return table(title, cells, [
     text("from address", ({ nth }) => hex(address[nth]!), "code"),
     number("size", ({ nth }) => bytes(address[nth + 1]! - address[nth]!)),
     number("from time", ({ column }) => nanos(time_ns[column]!)),

@@ -6,7 +6,6 @@ import { article, environmentSection, factValue, provenance, title, warningsSect
 
 /** Keys that every document has, or that have a section of their own. */
 const APART = new Set(["schema", "kind", "environment"]);
-const ROWS_MAX = 5000;
 /** Longer texts are wrapped. */
 const CHARS_MAX = 50;
 
@@ -42,7 +41,7 @@ function nested(key: string, value: object): HTMLElement | null {
 }
 
 function listOfValues(heading: string, values: unknown[]): HTMLElement {
-  return table(heading, values.slice(0, ROWS_MAX), [
+  return table(heading, values, [
     { head: "nth", cell: (_, index) => String(index), numeric: true },
     { head: heading, cell: (value) => factValue(heading, value) },
   ]);
@@ -72,8 +71,7 @@ export function listTables(caption: string, rows: Facts[]): HTMLElement[] {
         listTables(`${nameOf(row, `${caption} ${index}`)}: ${key}`, value as Facts[]),
       ),
   );
-  const cut = rows.length > ROWS_MAX ? `${caption} (the first ${ROWS_MAX} of ${rows.length})` : caption;
-  return [...(keys.length > 0 ? [table(cut, flat.slice(0, ROWS_MAX), columns)] : []), ...inner];
+  return [...(keys.length > 0 ? [table(caption, flat, columns)] : []), ...inner];
 }
 
 const nameOf = (row: Facts, otherwise: string) =>

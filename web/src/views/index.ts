@@ -6,6 +6,7 @@ import { diagnosisView } from "./diagnosis";
 import { genericView } from "./generic";
 import { calibrationView, doctorView } from "./machine";
 import { missCurveView } from "./misscurve";
+import { article } from "./parts";
 import { hugePageCausesView, pageMapsView, pageSizeChangeView } from "./processes";
 import { reproductionView } from "./reproduction";
 import { runView } from "./run";
@@ -29,21 +30,29 @@ const VIEWS: Record<string, (data: any) => HTMLElement> = {
   calibration: calibrationView,
 };
 
-/** Makes the view of a document. A document that breaks its schema is shown as tables. */
-export function viewOf({ kind, data, name }: Document): HTMLElement {
+/** Makes the view of a document. One that breaks its schema is shown as tables, with a sentence. */
+export function viewOf(document: Document): HTMLElement {
+  const { kind, data, name } = document;
   const view = Object.hasOwn(VIEWS, kind) ? VIEWS[kind] : undefined;
   try {
-    if (view) return view(data);
+    return view ? view(data) : genericView(data, kind, name);
   } catch (error) {
-    const article = genericView(data, kind, name);
-    article.prepend(
+    return article(
       h(
         "p",
         { class: "refusal", role: "alert" },
-        `${name} does not follow the schema of ${kind} (${String(error)}). Its values are shown as they are; write it again with this version of pagetax.`,
+        `${name} does not follow the schema of ${kind} (${error}). `,
+        "Its values are shown as they are. Write it again with this version of pagetax.",
       ),
+      view && tablesOf(document),
     );
-    return article;
   }
-  return genericView(data, kind, name);
+}
+
+function tablesOf({ kind, data, name }: Document): HTMLElement | null {
+  try {
+    return genericView(data, kind, name);
+  } catch {
+    return null;
+  }
 }

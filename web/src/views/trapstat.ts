@@ -9,6 +9,14 @@ import { article, notes, title } from "./parts";
 type Listing = Trapstat["listings"][number];
 type Row = Listing["rows"][number];
 
+type Cells = Pick<Row, (typeof KINDS)[number]>;
+
+/** A line of a listing. */
+interface Line {
+  name: [cpu: string, mode: string, size: string];
+  cells: Cells;
+}
+
 /** Stands for a number that nothing counts. Never 0. */
 const UNKNOWN = "n/a";
 /** More than this is no percentage that trapstat prints. */
@@ -52,23 +60,52 @@ function profileTable(what: string, lines: ProfileLine[]): HTMLElement | null {
 }
 
 function listingTable({ title: name, provenance, rows, notes: remarks }: Listing): HTMLElement {
-  const columns = KINDS.flatMap((kind): Column<Row>[] => [
-    number(`${kind}-miss a second`, (row) => perSecond(row[kind])),
-    number("%tim", (row) => percentOf(row[kind])),
+  const columns = KINDS.flatMap((kind): Column<Line>[] => [
+    number(`${kind}-miss a second`, ({ cells }) => perSecond(cells[kind])),
+    number("%tim", ({ cells }) => percentText(cells[kind].percent)),
   ]);
+  const lines = rows.map((row): Line => ({
+    name: [
+      String(row.cpu),
+      row.mode,
+      row.page_bytes === null ? MISSING : bytes(row.page_bytes).toLowerCase(),
+    ],
+    cells: row,
+  }));
+  lines.push({ name: ["ttl", "", ""], cells: total(rows) });
   return h(
     "div",
     {},
-    table(`${name} (${provenance})`, rows, [
-      text("cpu", (row) => String(row.cpu)),
-      text("mode", (row) => row.mode),
-      number("size", (row) => (row.page_bytes === null ? MISSING : bytes(row.page_bytes).toLowerCase())),
+    table(`${name} (${provenance})`, lines, [
+      text("cpu", (line) => line.name[0]),
+      text("mode", (line) => line.name[1]),
+      number("size", (line) => line.name[2]),
       ...columns,
+      number("%tim of all", ({ cells }) => percentText(sum(KINDS.map((kind) => cells[kind].percent)))),
     ]),
     notes(remarks),
   );
 }
 
+/** Adds the known numbers; null if none is. */
+function sum(values: (number | null)[]): number | null {
+  const known = values.filter((value) => value !== null);
+  return known.length === 0 ? null : known.reduce((all, value) => all + value, 0);
+}
+
+/** Returns the sum of counts, and times averaged over CPUs. */
+function total(rows: Row[]): Cells {
+  const cpus = Math.max(new Set(rows.map(({ cpu }) => cpu)).size, 1);
+  const cell = (kind: keyof Cells): TrapCell => {
+    const percent = sum(rows.map((row) => row[kind].percent));
+    return {
+      per_s: sum(rows.map((row) => row[kind].per_s)),
+      percent: percent === null ? null : percent / cpus,
+    };
+  };
+  return { itlb: cell("itlb"), itsb: cell("itsb"), dtlb: cell("dtlb"), dtsb: cell("dtsb") };
+}
+
 const perSecond = ({ per_s }: TrapCell) => (per_s === null ? UNKNOWN : fixed(per_s, 0));
-const percentOf = ({ percent }: TrapCell) =>
+const percentText = (percent: number | null) =>
   percent === null ? UNKNOWN : fixed(Math.min(percent, PERCENT_MAX), 1);
