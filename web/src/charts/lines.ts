@@ -124,6 +124,7 @@ function options(plot: Plot, width: number, show: (index: number | null) => void
     axes: [
       {
         ...axis(plot.x.logBase, plot.x.show),
+        space: 70,
         size: 28,
         label: plot.x.label,
         labelSize: 16,

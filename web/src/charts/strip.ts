@@ -3,6 +3,7 @@
  * that a strip is hidden from screen readers.
  */
 import { h, s } from "../dom";
+import { nanos } from "../format";
 import type { Provenance } from "../types";
 
 /** Maps a value to 0 (left) … 1 (right). */
@@ -72,6 +73,15 @@ export function cloud(shares: number[]): SVGElement {
 export function strip(tip: string, ...marks: (SVGElement | null)[]): HTMLElement {
   const shown = marks.filter((mark) => mark !== null);
   return h("span", { class: "strip", "data-tip": tip, "aria-hidden": true }, s("svg", {}, ...shown));
+}
+
+/** Returns at most so many powers of ten of an axis of times. */
+export function decades(scale: Scale, most = 4): { at: number; text: string }[] {
+  const inside = Array.from({ length: 12 }, (_, power) => 10 ** power).filter(
+    (ns) => scale(ns) > 0 && scale(ns) < 1,
+  );
+  const marks = inside.filter((_, nth) => nth % Math.ceil(inside.length / most) === 0);
+  return marks.map((ns) => ({ at: scale(ns), text: nanos(ns).replace(/\.0+/, "") }));
 }
 
 /** Makes the heading of a column of strips: labels at their places. */

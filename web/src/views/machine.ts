@@ -1,5 +1,5 @@
 /** The machine: what works on it (doctor), and what faults and page walks cost (calibrate). */
-import { axis, bar, dot, linear, logarithmic, strip, whisker } from "../charts/strip";
+import { axis, bar, decades, dot, linear, logarithmic, strip, whisker } from "../charts/strip";
 import { copyBlock } from "../copy";
 import { section } from "../dom";
 import { bytes, count, fixed, nanos, MISSING, percent } from "../format";
@@ -97,7 +97,7 @@ export function calibrationView(calibration: Calibration): HTMLElement {
         text("what happens", ({ kind }) => FAULTS[kind] ?? kind),
         number("page", ({ page_bytes }) => bytes(page_bytes)),
         number("median", ({ cost }) => (cost ? precise(cost.median_ns) : MISSING)),
-        plotColumn(axis("median, on a logarithmic axis", []), ({ kind, cost }) =>
+        plotColumn(axis("median, on a logarithmic axis", decades(scale)), ({ kind, cost }) =>
           cost
             ? strip(
                 `${FAULTS[kind] ?? kind}: ${precise(cost.median_ns)} (${spreadText(cost)})`,

@@ -1,7 +1,7 @@
 /** A run: its tax, its series with phases, latency, budget, counters and the tables of old tools. */
 import { COUNTERS } from "../causes";
 import { lineChart, type Plot } from "../charts/lines";
-import { axis, band, dot, logarithmic, strip, tick, whisker } from "../charts/strip";
+import { axis, band, decades, dot, logarithmic, strip, tick, whisker } from "../charts/strip";
 import { h, section } from "../dom";
 import { count, MISSING, nanos, quantity, range, unitOf } from "../format";
 import { number, plotColumn, table, text, type Column } from "../table";
@@ -86,6 +86,9 @@ function seriesSection({ series, phases }: Run): HTMLElement | null {
   const isMoving = (name: string) => columns[name]!.some((value) => value !== null && value !== 0);
   const names = Object.keys(columns);
   const still = names.filter((name) => !isMoving(name));
+  const isMissing = (name: string) => columns[name]!.every((value) => value === null);
+  const missing = still.filter(isMissing).map((name) => `${name}: missing`);
+  const zero = still.filter((name) => !isMissing(name)).map((name) => `${name}: 0`);
   const others = (name: string) => CHARTS.every((chart) => !chart.columns.test(name));
   const charts = [...CHARTS, { title: "Others", columns: others }].map(({ columns: wanted, ...chart }) => {
     const drawn = names.filter(
@@ -96,7 +99,7 @@ function seriesSection({ series, phases }: Run): HTMLElement | null {
   return section(
     `Series, in intervals of ${nanos(series.interval_ns)}`,
     ...charts,
-    still.length > 0 && note(`0 or missing throughout: ${still.join(", ")}`),
+    still.length > 0 && note(`Throughout the run, ${[...zero, ...missing].join(", ")}`),
   );
 }
 
@@ -126,11 +129,11 @@ function latencySection({ latency }: Run): HTMLElement | null {
   const all = rows.flatMap(([, { min_ns, max_ns }]) => [Math.max(min_ns, 1), Math.max(max_ns, 1)]);
   const [low, high] = [Math.min(...all), Math.max(...all)];
   const scale = logarithmic(low / 1.1, high * 1.1);
-  const decades = Array.from({ length: 11 }, (_, power) => 10 ** power).filter((ns) => ns > low && ns < high);
+  const marks = decades(scale);
   const plot = ([kind, times]: [string, Latency]) =>
     strip(
       `${kind}: p50 ${nanos(times.p50_ns)}, p90 ${nanos(times.p90_ns)}, p99 ${nanos(times.p99_ns)}`,
-      ...decades.map((ns) => tick(scale(ns), "faint")),
+      ...marks.map(({ at }) => tick(at, "faint")),
       whisker(scale(times.min_ns), scale(times.max_ns)),
       band(scale(times.p50_ns), scale(times.p99_ns)),
       tick(scale(times.p90_ns), "median"),
@@ -149,15 +152,7 @@ function latencySection({ latency }: Run): HTMLElement | null {
         number("count", ([, { count: seen, of_count }]) =>
           of_count != null && of_count > seen ? `${count(seen)} of ${count(of_count)}` : count(seen),
         ),
-        plotColumn(
-          axis(
-            "min to max, p50, p90, p99, mean",
-            decades
-              .filter((_, nth) => nth % Math.ceil(decades.length / 4) === 0)
-              .map((ns) => ({ at: scale(ns), text: nanos(ns).replace(/\.0+/, "") })),
-          ),
-          plot,
-        ),
+        plotColumn(axis("min to max, p50, p90, p99, mean", marks), plot),
         time("min", (times) => times.min_ns),
         time("mean", (times) => times.mean_ns),
         time("p50", (times) => times.p50_ns),
