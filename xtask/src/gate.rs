@@ -2,7 +2,7 @@
 //! then the checks that take too long for each commit.
 
 use crate::test::{self, step};
-use crate::{conformance, dist, journey, kernels, shell};
+use crate::{conformance, dist, journey, kernels, shell, web};
 use anyhow::Result;
 use std::time::Instant;
 
@@ -14,6 +14,7 @@ pub fn run() -> Result<()> {
     let started = Instant::now();
     test::run()?;
     step("simulation of the replication", simulation)?;
+    step("page of reports", web::check)?;
     step("conformance, a sample", || conformance::run(&conformance::Args::sample()))?;
     step("packages", dist::check)?;
     step("journey of a newcomer", || journey::run(false))?;

@@ -16,6 +16,7 @@ mod shell;
 mod skips;
 mod test;
 mod tidy;
+mod web;
 
 use anyhow::Result;
 use clap::Parser;
@@ -55,6 +56,12 @@ enum Chore {
     },
     /// Draw the README's pictures: a diagnosis, and the published figures of 1990 on the simulated curve
     Capture,
+    /// Build the page of reports from web/, or build and test it
+    Web {
+        /// Compare it with the one that is checked in, and test it in a browser
+        #[arg(long)]
+        check: bool,
+    },
     /// Write a Debian package and a tarball to target/dist
     Dist {
         /// Install, try and remove both in a clean root; needs root
@@ -88,6 +95,8 @@ fn main() -> Result<()> {
         Chore::Kernels(args) => kernels::run(&args),
         Chore::Install { prefix, destdir } => install::run(&prefix, destdir.as_deref()),
         Chore::Capture => capture::run(),
+        Chore::Web { check: false } => web::build(),
+        Chore::Web { check: true } => web::check(),
         Chore::Dist { check: false } => dist::run().map(drop),
         Chore::Dist { check: true } => dist::check(),
         Chore::Journey { write } => journey::run(write),

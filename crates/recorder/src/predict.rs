@@ -112,6 +112,11 @@ impl Predictor {
         }
     }
 
+    /// Returns the number of threads that accessed memory.
+    pub fn thread_count(&self) -> usize {
+        self.sizes.first().map_or(0, |size| size.cpus.len())
+    }
+
     /// Returns the walks of the page size with this index.
     pub fn walks(&self, size: usize) -> Walks {
         self.sizes[size].walks

@@ -18,9 +18,13 @@ use pagetax_host::pages::Recipe;
 use pagetax_host::sys::process::process_usage;
 use pagetax_recorder::predict::Predictor;
 use pagetax_sim::hardware::configuration;
+use pagetax_sim::hardware::translation::Translation;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::process::{Command, Stdio};
+
+/// Recordings of a program with threads, whose turns differ.
+const RECORDINGS_OF_THREADS: usize = 3;
 
 type Readings = BTreeMap<String, BillReading>;
 
@@ -97,39 +101,48 @@ fn named<const N: usize>(readings: [(&str, BillReading); N]) -> Readings {
     readings.into_iter().map(|(id, reading)| (id.to_string(), reading)).collect()
 }
 
-/// Records the command once, and simulates the TLBs of its CPU.
+/// Records the command, and simulates the TLBs of its CPU. One recording is like the other, unless threads take
+/// turns: then there are several.
 fn simulated(config: &CommandConfig) -> Result<Readings> {
     let model = machines::model_of(&config.cpu, &config.cpu)?;
     let cpu = configuration::translation(&model)
         .with_context(|| format!("{} has no TLBs to simulate", config.cpu))?;
-    let command = EngineCommand::apart(&words(config), config.input.clone(), config.follow)?;
-    let shifts = [PageSize::K4, PageSize::M2].map(PageSize::shift);
-    let what = format!("{}: simulated TLBs", config.name);
-    let (pages, outcome) = command.observe(&what, Predictor::new(&cpu, &shifts))?;
-    if outcome.code != 0 {
-        bail!(
-            "`{}` ends with exit status {} under the recorder\n  hint: docs/trapstat.md has its limits",
-            config.name,
-            outcome.code
-        );
+    let mut recordings = vec![recorded(config, &cpu)?];
+    if recordings[0].thread_count() > 1 {
+        for _ in 1..RECORDINGS_OF_THREADS {
+            recordings.push(recorded(config, &cpu)?);
+        }
     }
-    let reading = |count| BillReading::of(Unit::Count, Provenance::Modeled, &[count]);
-    let misses = |size| {
-        let walks = pages.walks(size);
-        reading(walks.dependent_count + walks.other_count)
+    let reading = |of: &dyn Fn(&Predictor) -> u64| {
+        let values: Vec<u64> = recordings.iter().map(of).collect();
+        BillReading::of(Unit::Count, Provenance::Modeled, &values)
     };
-    let touched = |size| {
-        let faults = pages.faults(size);
-        reading(faults.base_count + faults.large_count)
-    };
+    let misses =
+        |size| reading(&|pages| pages.walks(size).dependent_count + pages.walks(size).other_count);
+    let touched =
+        |size| reading(&|pages| pages.faults(size).base_count + pages.faults(size).large_count);
     Ok(named([
-        (INSTRUCTIONS, reading(pages.instruction_count)),
-        (ACCESSES, reading(pages.access_count)),
+        (INSTRUCTIONS, reading(&|pages| pages.instruction_count)),
+        (ACCESSES, reading(&|pages| pages.access_count)),
         (MISSES_4K, misses(0)),
         (MISSES_2M, misses(1)),
         (FAULTS_4K, touched(0)),
         (FAULTS_2M, touched(1)),
     ]))
+}
+
+fn recorded(config: &CommandConfig, cpu: &Translation) -> Result<Predictor> {
+    let command = EngineCommand::apart(&words(config), config.input.clone(), config.follow)?;
+    let shifts = [PageSize::K4, PageSize::M2].map(PageSize::shift);
+    let what = format!("{}: simulated TLBs", config.name);
+    let (pages, outcome) = command.observe(&what, Predictor::new(cpu, &shifts))?;
+    match outcome.code {
+        0 => Ok(pages),
+        code => bail!(
+            "`{}` ends with exit status {code} under the recorder\n  hint: docs/trapstat.md has its limits",
+            config.name
+        ),
+    }
 }
 
 /// Has the command diagnosed.
