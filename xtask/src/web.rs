@@ -1,5 +1,5 @@
-//! `cargo xtask web`: builds the page of reports from `web/` into the asset that pagetax carries, and tests it in
-//! a browser. `cargo build` takes the asset as it is checked in, and needs no Node.
+//! `cargo xtask web`: builds the page of reports from `web/` into the asset that pagetax carries, and tests
+//! it in a browser. `cargo build` takes the asset as it is checked in, and needs no Node.
 
 use crate::packages;
 use crate::shell;

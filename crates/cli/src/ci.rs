@@ -179,7 +179,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     Ok(code(&bill).into())
 }
 
-/// A failed finding outweighs one that could not be judged. The latter are said, and fail nothing.
+/// Returns the exit code. What could not be judged fails nothing.
 fn code(bill: &Bill) -> u8 {
     match bill.has(Outcome::Failed) {
         true => exit::THRESHOLD_FAILED,

@@ -1,9 +1,9 @@
-//! The memory bill of commands: readings that repeat from run to run, held against limits and against the bill
-//! of another day.
+//! The memory bill of commands: readings that repeat from run to run, held against limits and against the
+//! bill of another day.
 //!
 //! Invariants: a finding fails only if all of the reading's range is beyond the limit, or beyond all of the
-//! baseline's range and the allowed growth. What another kernel counted is no baseline for what this one counts;
-//! what is simulated does not depend on the kernel.
+//! baseline's range and the allowed growth. What another kernel counted is no baseline for what this one
+//! counts; what is simulated does not depend on the kernel.
 
 use crate::counter::{Provenance, Unit};
 use crate::document::Document;
@@ -51,7 +51,7 @@ pub struct CommandBill {
     pub cpu: String,
     /// Each reading by its id.
     pub readings: BTreeMap<String, BillReading>,
-    /// What limits and baseline say of them.
+    /// The findings of limits and baseline.
     pub findings: Vec<BillFinding>,
 }
 
@@ -61,7 +61,7 @@ pub struct CommandBill {
 pub struct BillReading {
     /// The unit of the values.
     pub unit: Unit,
-    /// Where the values come from.
+    /// The provenance of the values.
     pub provenance: Provenance,
     /// The median of the runs; null if it is missing.
     pub value: Option<f64>,
@@ -74,22 +74,22 @@ pub struct BillReading {
     pub why: Option<String>,
 }
 
-/// What a limit or the baseline says of a reading.
+/// A reading that is beyond a limit, or differs from the baseline, or cannot be judged.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct BillFinding {
-    /// What it means for the check.
+    /// The meaning for the check.
     pub outcome: Outcome,
     /// The id of the reading.
     pub reading: String,
     /// The sentence with the values.
     pub text: String,
-    /// What other readings show about the cause.
+    /// The cause, as far as other readings show it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cause: Option<String>,
 }
 
-/// What a finding means for the check.
+/// The meaning of a finding for the check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]

@@ -130,10 +130,10 @@ pub struct Comparison {
     pub settings: Vec<String>,
     /// Quantities that both have.
     pub rows: Vec<Row>,
-    /// What the two reports are called.
+    /// The names of the two reports.
     #[serde(default)]
     pub names: [String; 2],
-    /// What differs between the sides on purpose: parameters of the job, its seed, arguments of the command.
+    /// Differences that are meant: parameters of the job, its seed, arguments of the command.
     #[serde(default)]
     pub parameters: Vec<String>,
     /// The sentence about the elapsed time, and what changed most with it. Null if a side has no time.
@@ -219,8 +219,8 @@ fn verdict(names: &[String; 2], rows: &[Row]) -> Option<String> {
 }
 
 impl Comparison {
-    /// Judges a ratio. One without an interval is taken as it is: single runs of a simulated machine are exact,
-    /// and whoever gives single runs of another accepts their noise.
+    /// Judges a ratio. One without an interval is taken as it is: single runs of a simulated machine are
+    /// exact, and those of another machine have noise that is not known.
     pub fn judge(&self, threshold: &RangeThreshold) -> Judgement {
         let row = self.rows.iter().find(|row| row.id == threshold.id());
         let ids = self.rows.iter().map(|row| row.id.as_str());

@@ -1,5 +1,5 @@
-//! Thresholds over a report, for scripts and CI: `p99_fault_ns>20000`; and over values with a range, such as the
-//! ratios of a comparison: `wall_ns>1.05`.
+//! Thresholds over a report, for scripts and CI: `p99_fault_ns>20000`; and over values with a range, such as
+//! the ratios of a comparison: `wall_ns>1.05`.
 //!
 //! Invariant: a threshold that cannot be judged never passes. An id that no report can have is refused before
 //! the run; a reading that this run lacks is a failure of its own.

@@ -1,5 +1,5 @@
-//! The readings of a bill: what the kernel counts in several runs, what simulated TLBs count in a recording, and
-//! what trials measure, if a limit needs it.
+//! The readings of a bill: what the kernel counts in several runs, what simulated TLBs count in a recording,
+//! and what trials measure, if a limit needs it.
 
 use super::CommandConfig;
 use crate::output::progress::Progress;
@@ -101,8 +101,8 @@ fn named<const N: usize>(readings: [(&str, BillReading); N]) -> Readings {
     readings.into_iter().map(|(id, reading)| (id.to_string(), reading)).collect()
 }
 
-/// Records the command, and simulates the TLBs of its CPU. One recording is like the other, unless threads take
-/// turns: then there are several.
+/// Records the command, and simulates the TLBs of its CPU. One recording is like the other, unless threads
+/// take turns: then there are several.
 fn simulated(config: &CommandConfig) -> Result<Readings> {
     let model = machines::model_of(&config.cpu, &config.cpu)?;
     let cpu = configuration::translation(&model)

@@ -1,14 +1,17 @@
 //! The one seam between a command's result and its formats.
 //!
-//! A command makes a [`Document`] and gives it to [`Outputs::print`] with its text. Every document is JSON and
-//! a page as well. A further format is a file in documents/, and a [`Format`] in the row of each kind that has it. Its
-//! option, its help and its destination follow from the row.
+//! A command makes a [`Document`] and gives it to [`Outputs::print`] with its text. Every document is JSON
+//! and a page as well. A further format is a file in documents/, and a [`Format`] in the row of each kind
+//! that has it. Its option, its help and its destination follow from the row.
 
 pub mod csv;
 pub mod html;
+pub mod jsonl;
+pub mod prometheus;
 
-use super::{bill, check_writable, misscurve, print, reproduction, write_file};
-use crate::compare;
+use super::{
+    bill, check_writable, comparison, misscurve, print, reproduction, trapstat, write_file,
+};
 use anyhow::Result;
 use clap::{Arg, ArgMatches, Command};
 use pagetax_core::bill::Bill;
@@ -66,7 +69,7 @@ documents! {
         ("github", "annotations of GitHub Actions", |document| Ok(bill::github(document))),
     ],
     Calibration: [],
-    Comparisons: [("markdown", "the tables as Markdown", |document| Ok(compare::markdown(document)))],
+    Comparisons: [("markdown", "the tables as Markdown", |document| Ok(comparison::markdown(document)))],
     Diagnosis: [],
     Doctor: [],
     HugePageAnswers: [],
@@ -80,9 +83,15 @@ documents! {
     Reproduction: [("markdown", "the tables as Markdown, as in docs/validation.md", |document| {
         Ok(reproduction::markdown(document))
     })],
-    Runs: [("csv", "counters and series as CSV", csv::render)],
+    Runs: [
+        ("csv", "counters and series as CSV", csv::render),
+        ("jsonl", "each point of the series as a line of JSON", jsonl::render),
+        ("prometheus", "the counters as Prometheus text", prometheus::render),
+    ],
     Servers: [],
-    Trapstat: [],
+    Trapstat: [("folded", "misses by function as folded stacks", |document| {
+        Ok(trapstat::folded(document))
+    })],
     WhatIf: [],
 }
 

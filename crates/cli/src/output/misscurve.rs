@@ -1,6 +1,6 @@
 //! Miss curves as tables and as CSV.
 
-use super::text;
+use super::{chart, text};
 use anyhow::Result;
 use pagetax_core::units::Bytes;
 use pagetax_recorder::counters::Side;
@@ -31,6 +31,7 @@ pub fn render(document: &MissCurves) -> String {
         [text::count(point.entries)].into_iter().chain(curves.iter().map(of_size)).collect()
     };
     out += &text::table(&headings, &numeric, points.iter().enumerate().map(row).collect());
+    out += &drawn(document);
     if let Some(first) = curves.first() {
         out += &text::heading(&format!("TLB reach for {} % of accesses", first.reach.percent));
     }
@@ -42,6 +43,32 @@ pub fn render(document: &MissCurves) -> String {
     ));
     let rows = curves.iter().map(working_set_row).collect();
     out + &text::table(&["pages", "least", "median", "most"], &[0, 1, 2, 3], rows)
+}
+
+/// Draws the curves.
+fn drawn(document: &MissCurves) -> String {
+    let percent = |point: &MissPoint| {
+        point.tlb_miss_count as f64 * 100.0 / document.access_count.max(1) as f64
+    };
+    let curve = |(letter, curve): (char, &MissCurve)| chart::Curve {
+        letter,
+        name: Bytes(curve.page_bytes).to_string(),
+        values: curve.misses.iter().map(percent).collect(),
+    };
+    let curves: Vec<chart::Curve> = ('a'..='z').zip(&document.curves).map(curve).collect();
+    let points = document.curves.first().map_or(&[][..], |curve| &curve.misses);
+    let places: Vec<String> = points.iter().map(|point| short(point.entries)).collect();
+    text::heading("misses by entries") + &chart::curves("%", &places, &curves)
+}
+
+/// Returns a number of entries in few letters: `512`, `1.5k`.
+fn short(entries: u64) -> String {
+    match entries {
+        0..1024 => entries.to_string(),
+        1024..1_048_576 if entries % 1024 == 512 => format!("{}.5k", entries >> 10),
+        1024..1_048_576 => format!("{}k", entries >> 10),
+        _ => format!("{}M", entries >> 20),
+    }
 }
 
 /// Returns the share of misses in percent, to three digits: `12.3`, `0.0004`.

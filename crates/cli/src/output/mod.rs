@@ -5,7 +5,9 @@
 
 pub mod bill;
 pub mod budget;
+pub mod chart;
 pub mod columns;
+pub mod comparison;
 pub mod diagnosis;
 pub mod documents;
 pub mod misscurve;

@@ -1,6 +1,6 @@
 //! One run as text: counters, phases, latency, budget, memory, tables, warnings.
 
-use super::{budget, text};
+use super::{budget, chart, text};
 use pagetax_core::counter::{Counters, Provenance, Unit, UnitReading, counter};
 use pagetax_core::machine::MachineKind;
 use pagetax_core::report::{Latency, ReportMachine, ReportPhase, Run, Table, Warning};
@@ -11,6 +11,7 @@ pub fn render(run: &Run) -> String {
     let mut out = title(run);
     out += &counters(&run.counters);
     out += &phases(&run.phases);
+    out += &chart::series(run);
     out += &latencies(run);
     if let Some(budget) = &run.budget {
         out += &budget::render(budget);
@@ -95,6 +96,44 @@ fn counter_row(id: &str, reading: &UnitReading) -> Vec<String> {
     vec![id.to_string(), text::reading(reading), provenance, note]
 }
 
+/// A value of a phase that others make: its name, and how it is made.
+type Rate = (&'static str, fn(&ReportPhase) -> Option<String>);
+
+/// The values that are made of a phase's counters.
+const RATES: [Rate; 3] = [
+    ("time ÷ access", |phase| per(phase, "access_count", length(phase))),
+    ("kernel time ÷ fault", |phase| {
+        let faults = count(phase, "minor_fault_count")? + count(phase, "major_fault_count")?;
+        nanos(count(phase, "kernel_ns")?, faults)
+    }),
+    ("kernel daemons, % of a CPU", |phase| {
+        let busy = count(phase, "kernel_daemon_ns").filter(|ns| *ns > 0)?;
+        Some(format!("{:.1}", busy as f64 * 100.0 / length(phase).max(1) as f64))
+    }),
+];
+
+fn length(phase: &ReportPhase) -> u64 {
+    phase.end_ns.saturating_sub(phase.start_ns)
+}
+
+fn count(phase: &ReportPhase, id: &str) -> Option<u64> {
+    phase.counters.get(id)?.value
+}
+
+fn per(phase: &ReportPhase, id: &str, ns: u64) -> Option<String> {
+    nanos(ns, count(phase, id)?)
+}
+
+/// Returns a time divided by a number of events; none if there were none.
+fn nanos(ns: u64, events: u64) -> Option<String> {
+    (events > 0).then(|| format!("{:.3} ns", ns as f64 / events as f64)).map(|exact| {
+        match ns / events {
+            0..10 => exact,
+            whole => text::value(Unit::Ns, whole),
+        }
+    })
+}
+
 /// Renders a column for each phase, without counters that are 0 in all phases.
 fn phases(phases: &[ReportPhase]) -> String {
     if phases.is_empty() {
@@ -103,7 +142,6 @@ fn phases(phases: &[ReportPhase]) -> String {
     let line = |name: &str, cell: &dyn Fn(&ReportPhase) -> String| -> Vec<String> {
         [name.to_string()].into_iter().chain(phases.iter().map(cell)).collect()
     };
-    let length = |phase: &ReportPhase| phase.end_ns.saturating_sub(phase.start_ns);
     let mut rows = vec![
         line("start", &|phase| text::value(Unit::Ns, phase.start_ns)),
         line("length", &|phase| text::value(Unit::Ns, length(phase))),
@@ -117,6 +155,11 @@ fn phases(phases: &[ReportPhase]) -> String {
         rows.push(line(id, &|phase| {
             phase.counters.get(id).map_or(text::MISSING.into(), text::reading)
         }));
+    }
+    for (name, of) in RATES {
+        if phases.iter().any(|phase| of(phase).is_some()) {
+            rows.push(line(name, &|phase| of(phase).unwrap_or(text::MISSING.into())));
+        }
     }
     let names = phases.iter().map(|phase| phase.name.as_str());
     let headings: Vec<&str> = [""].into_iter().chain(names).collect();

@@ -2,6 +2,7 @@
 
 use super::text;
 use pagetax_core::trapstat::{Cell, Cells, Listing, Mode, TrapstatRow, size_name};
+use pagetax_recorder::documents::Trapstat;
 use pagetax_recorder::profile::{Profile, ProfileLine};
 
 /// The sign for a number that nothing counts. Never 0.
@@ -91,6 +92,21 @@ fn parsable(listing: &Listing) -> String {
         format!("{end_ns} {cpu} {mode} {}{}\n", page_bytes.unwrap_or(0), cells.concat())
     };
     listing.rows.iter().map(line).collect()
+}
+
+/// Renders misses by function as folded stacks, as flame graphs read them: the configuration is the root.
+pub fn folded(document: &Trapstat) -> String {
+    let of = |profile: &Profile| {
+        let title = frame(&profile.title);
+        let line = |line: &ProfileLine| format!("{title};{} {}\n", frame(&line.name), line.misses);
+        profile.functions.iter().map(line).collect::<String>()
+    };
+    document.profiles.iter().map(of).collect()
+}
+
+/// Returns a name as a frame of a stack, which ends at a semicolon or a line's end.
+fn frame(name: &str) -> String {
+    name.replace(';', ":").replace('\n', " ")
 }
 
 /// Renders the code and the memory that misses belong to.

@@ -14,7 +14,7 @@ use std::io::{Read, Write};
 
 /// The page without documents, which `npm run build` in `web/` makes.
 const SHELL: &str = include_str!("../../../assets/report.html");
-/// What the documents stand in place of.
+/// The place of the documents in it.
 const MARKER: &str = "<!--pagetax:documents-->";
 const ELEMENT: &str = r#"<script type="application/gzip;base64" class="document" data-name=""#;
 /// The most JSON that a page holds, and that a document of a page may unpack to, in bytes.
@@ -23,7 +23,7 @@ pub const MOST_BYTES: usize = 50_000_000;
 /// A document as a page holds it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NamedJson {
-    /// What the page calls it: the name of its file, or its kind.
+    /// The name of its file, or its kind.
     pub name: String,
     /// Its JSON, with all white space.
     pub text: String,
