@@ -3,6 +3,7 @@
 //! A benchmark prints a table for people and one line of JSON for scripts, and `--write` puts the table into
 //! docs/. It fails if its figure is worse than its limit. To add one: a file here, and a row in [`BENCHES`].
 
+mod bills;
 mod collection;
 mod diagnose;
 mod faults;
@@ -40,6 +41,11 @@ struct Bench {
 }
 
 const BENCHES: &[Bench] = &[
+    Bench {
+        name: "ci",
+        what: "growth found and false alarms of `pagetax ci` beside a compiler; part: runs of unchanged programs",
+        run: bills::run,
+    },
     Bench {
         name: "diagnose",
         what: "speed-ups by diagnose beside a plain A/B of the same real programs",

@@ -5,6 +5,7 @@ use crate::shell;
 use anyhow::{Context, Result, bail};
 use pagetax_host::sys::process::Child;
 use std::fs::File;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
@@ -73,6 +74,34 @@ pub fn chosen(names: &[String]) -> Result<Vec<&'static Program>> {
 pub struct Workshop {
     directory: tempfile::TempDir,
     part: u32,
+}
+
+/// A compiler that runs again and again, until this is dropped.
+pub struct Compiler {
+    process: std::process::Child,
+    /// The directory of what it compiles.
+    _workshop: Workshop,
+}
+
+impl Compiler {
+    /// Starts it.
+    pub fn start() -> Result<Compiler> {
+        let workshop = Workshop::new(1)?;
+        let script =
+            workshop.script(chosen(&["gcc".into()])?[0])?.context("gcc is not installed")?;
+        let mut process = Command::new("sh");
+        process.args(["-c", &format!("while :; do {script}; done")]).stdout(Stdio::null());
+        Ok(Compiler { process: process.process_group(0).spawn()?, _workshop: workshop })
+    }
+}
+
+impl Drop for Compiler {
+    fn drop(&mut self) {
+        // The negative id names its process group: the shell and what it has started.
+        let group = format!("-{}", self.process.id());
+        let _ = Command::new("kill").args(["--", &group]).status();
+        let _ = self.process.wait();
+    }
 }
 
 /// One run.

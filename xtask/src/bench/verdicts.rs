@@ -4,7 +4,7 @@
 //! It takes hours. Each run is noted in target/bench, and the bench goes on from there until pagetax is built
 //! anew.
 
-use super::programs::{Workshop, chosen};
+use super::programs::{Compiler, Workshop};
 use super::{Outcome, pagetax};
 use crate::shell;
 use anyhow::{Context, Result};
@@ -14,9 +14,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 /// The share of A/A runs that may have a false verdict.
@@ -107,7 +106,7 @@ struct Stage {
     workshop: Workshop,
     /// The bytes that sha256sum reads in a second.
     bytes_per_s: f64,
-    compiler: Child,
+    _compiler: Compiler,
 }
 
 impl Stage {
@@ -121,12 +120,8 @@ impl Stage {
             shell::output(Command::new("sha256sum").arg(&probe))?;
             fastest = fastest.min(started.elapsed().as_secs_f64());
         }
-        let gcc = chosen(&["gcc".into()])?[0];
-        let script = workshop.script(gcc)?.context("gcc is not installed")?;
-        let mut compiler = Command::new("sh");
-        compiler.args(["-c", &format!("while :; do {script}; done")]).stdout(Stdio::null());
-        let compiler = compiler.process_group(0).spawn()?;
-        Ok(Stage { workshop, bytes_per_s: (64 << 20) as f64 / fastest, compiler })
+        let bytes_per_s = (64 << 20) as f64 / fastest;
+        Ok(Stage { workshop, bytes_per_s, _compiler: Compiler::start()? })
     }
 
     /// Diagnoses sha256sum of a file, or of a file of another length if it starts on large pages.
@@ -168,15 +163,6 @@ impl Stage {
         let path = self.workshop.path(name);
         File::create(&path)?.set_len(bytes)?;
         Ok(path)
-    }
-}
-
-impl Drop for Stage {
-    fn drop(&mut self) {
-        // The negative id names its process group: the shell and what it has started.
-        let group = format!("-{}", self.compiler.id());
-        let _ = Command::new("kill").args(["--", &group]).status();
-        let _ = self.compiler.wait();
     }
 }
 
