@@ -1,4 +1,4 @@
-/** Cuts from uPlot what the page does not use: dates, other curves, its legend, synchronised charts, log-like axes. */
+/** Cuts from uPlot what the page does not use: dates, other curves, its legend, synchronised charts, other scales. */
 
 /** Returns a pattern of all text from one line to before another. */
 const lines = (from, to) => new RegExp(`^${from}[^]*?(?=^${to})`, "m");

@@ -1,11 +1,11 @@
 /** The memory bill of commands: the verdict and what failed, then the readings of each command. */
-import { axis, dot, logarithmic, strip, tick } from "../charts/strip";
+import { dot, ratioAxis, strip, tick } from "../charts/strip";
 import { factsDiffer } from "../compare";
 import type { Document } from "../documents";
-import { h, section, type Child } from "../dom";
+import { h, section } from "../dom";
 import { count, fixed, MISSING, quantity } from "../format";
 import { number, plotColumn, table, text, type Column } from "../table";
-import type { Bill, BillFinding, BillReading, CommandBill } from "../types";
+import type { Bill, BillFinding, BillReading, CommandBill, Unit } from "../types";
 import { exitText } from "./diagnosis";
 import { article, environmentSection, machineLine, notes, provenance, title } from "./parts";
 
@@ -23,7 +23,7 @@ export function billView(bill: Bill): HTMLElement {
   return article(
     title("bill", verdict(bill), machineLine(bill.environment)),
     failures(bill),
-    ...bill.commands.map((command) => commandSection(command, [])),
+    ...bill.commands.map((command) => commandSection(command)),
     environmentSection(bill.environment),
   );
 }
@@ -31,18 +31,22 @@ export function billView(bill: Bill): HTMLElement {
 /** Makes the view of two bills: the readings of the second, with those of the first as the baseline. */
 export function billsView(first: Document, second: Document): HTMLElement {
   const [old, bill]: [Bill, Bill] = [first.data, second.data];
-  const ofOld = (command: CommandBill) => old.commands.find(({ name }) => name === command.name);
-  const isGone = ({ name }: CommandBill) => bill.commands.every((command) => command.name !== name);
+  const find = ({ commands }: Bill, wanted: string) => commands.find(({ name }) => name === wanted);
+  const alone = (of: Bill, other: Bill, file: string) =>
+    of.commands.filter(({ name }) => !find(other, name)).map(({ name }) => `${name}: in ${file} alone`);
   return article(
-    title("bills", `${second.name} beside ${first.name}`, verdict(bill)),
+    title("bills", `${second.name} beside ${first.name}`, `${second.name}: ${verdict(bill)}`),
     notes([
       ...factsDiffer(COUNTED_BY, old.environment, bill.environment).map(
         (fact) => `the baseline was counted with another ${fact}`,
       ),
-      ...old.commands.filter(isGone).map(({ name }) => `${name}: in ${first.name} alone`),
+      ...alone(old, bill, first.name),
+      ...alone(bill, old, second.name),
     ]),
     failures(bill),
-    ...bill.commands.map((command) => commandSection(command, changeColumns(ofOld(command), first.name))),
+    ...bill.commands.map((command) =>
+      commandSection(command, { name: first.name, old: find(old, command.name) }),
+    ),
   );
 }
 
@@ -77,11 +81,11 @@ const item = ({ outcome, text, cause }: BillFinding, name = "") =>
 
 type Row = [string, BillReading];
 
-function commandSection(command: CommandBill, changes: Column<Row>[]): HTMLElement | null {
+function commandSection(command: CommandBill, baseline?: { name: string; old?: CommandBill }) {
   const { name, command: words, exit, cpu, readings, findings } = command;
   const rows = Object.entries(readings);
   const found = (id: string) => findings.find(({ reading }) => reading === id);
-  const [before, after] = [changes.slice(0, 1), changes.slice(1)];
+  const changes = changeColumns(rows, baseline?.old?.readings ?? {});
   return section(
     name,
     h("p", { class: "detail" }, h("code", {}, words.join(" ")), `, ${exitText(exit)}`),
@@ -90,11 +94,10 @@ function commandSection(command: CommandBill, changes: Column<Row>[]): HTMLEleme
       rows,
       [
         text("reading", ([id]) => id),
-        ...before,
-        number("now", ([, reading]) => value(reading)),
-        ...after,
-        number("low – high", ([, reading]) => ends(reading)),
-        text("", ([id]) => {
+        ...(baseline ? valueColumns(baseline.name, ([id]) => baseline.old?.readings[id]) : []),
+        ...valueColumns("now", ([, reading]) => reading),
+        ...(baseline ? changes : []),
+        text("finding", ([id]) => {
           const finding = found(id);
           return finding && h("strong", {}, WORDS[finding.outcome]);
         }),
@@ -107,40 +110,44 @@ function commandSection(command: CommandBill, changes: Column<Row>[]): HTMLEleme
   );
 }
 
-/** Returns the columns of the baseline: its values, and the change since. */
-function changeColumns(old: CommandBill | undefined, name: string): Column<Row>[] {
-  const scale = logarithmic(0.5, 2);
+const valueColumns = (head: string, of: (row: Row) => BillReading | undefined): Column<Row>[] => [
+  number(head, (row) => value(of(row))),
+  number("low – high", (row) => ends(of(row))),
+];
+
+/** Returns the columns of the change since the baseline. */
+function changeColumns(rows: Row[], old: CommandBill["readings"]): Column<Row>[] {
   const growth = ([id, { value: now }]: Row) => {
-    const was = old?.readings[id]?.value;
+    const was = old[id]?.value;
     return now != null && was != null && was > 0 && now !== was ? now / was : null;
   };
   const change = (row: Row) => {
     const ratio = growth(row);
     return ratio === null ? "" : `${ratio < 1 ? "" : "+"}${fixed((ratio - 1) * 100, 1)} %`;
   };
-  const mark = (row: Row): Child => {
+  const { scale, head } = ratioAxis(rows.map((row) => growth(row) || 1));
+  const mark = (row: Row) => {
     const ratio = growth(row);
     return ratio === null ? null : strip(`${row[0]}: ${change(row)}`, tick(scale(1)), dot(scale(ratio)));
   };
-  const at = (value: number, text: string) => ({ at: scale(value), text });
-  return [
-    number(name, ([id]) => {
-      const reading = old?.readings[id];
-      return reading ? value(reading) : "";
-    }),
-    number("change", change),
-    plotColumn(axis("change", [at(0.5, "-50 %"), at(1, "0"), at(2, "+100 %")]), mark),
-  ];
+  return [number("change", change), plotColumn(head, mark)];
 }
 
 /** Formats a value as the terminal does: a share has three decimals. */
-function show({ unit }: BillReading, value: number | null): string {
-  if (value === null) return MISSING;
+function show(unit: Unit, value: number): string {
   if (unit === "count") return Number.isInteger(value) ? count(value) : fixed(value, 3);
   return quantity(unit, Math.trunc(value));
 }
 
-const value = (reading: BillReading) => show(reading, reading.value);
+/** Formats a reading; one that the baseline does not have is empty. */
+function value(reading: BillReading | undefined): string {
+  if (!reading) return "";
+  return reading.value == null ? MISSING : show(reading.unit, reading.value);
+}
 
-const ends = (reading: BillReading) =>
-  reading.low === reading.high ? "" : `${show(reading, reading.low)} – ${show(reading, reading.high)}`;
+function ends(reading: BillReading | undefined): string {
+  const { unit, low, high } = reading ?? {};
+  return !unit || low == null || high == null || low === high
+    ? ""
+    : `${show(unit, low)} – ${show(unit, high)}`;
+}

@@ -1,5 +1,5 @@
 /** Documents beside each other: the verdict on the elapsed time, and the ratio of each value. */
-import { axis, dot, logarithmic, strip, tick, whisker, type Scale } from "../charts/strip";
+import { dot, ratioAxis, strip, tick, whisker } from "../charts/strip";
 import { holdsOne, timeRow } from "../compare";
 import { h, section, type Child } from "../dom";
 import { count, fixed, MISSING, nanos, quantity, ratio } from "../format";
@@ -18,9 +18,10 @@ export function comparisonView(comparison: Comparison): HTMLElement {
     h(
       "section",
       { class: "verdict", "aria-label": "Verdict" },
+      reasons(comparison),
       verdictLine(comparison),
       time && h("div", { class: "figures" }, timeFigure(time)),
-      ...differences(comparison),
+      settingsNote(comparison),
     ),
     section("Values", ratioTable(comparison)),
   );
@@ -29,7 +30,7 @@ export function comparisonView(comparison: Comparison): HTMLElement {
 /** Makes the strips of all elapsed times, then each comparison as a section. */
 export function comparisonsView({ comparisons }: Comparisons): HTMLElement {
   const times = comparisons.flatMap(({ rows }) => timeRow(rows) ?? []);
-  const scale = ratioScale(times);
+  const strips = ratioStrips(times);
   const first = comparisons[0]?.names[0] ?? "";
   const time = (one: Comparison) => timeRow(one.rows);
   const cell = (of: (row: ComparisonRow) => Child) => (one: Comparison) => {
@@ -46,7 +47,7 @@ export function comparisonsView({ comparisons }: Comparisons): HTMLElement {
         text("differs in", ({ parameters }) => parameters.join(", ")),
         number("elapsed", (one) => quantity("ns", time(one)?.medians[1])),
         text("ratio (95 %)", cell(ratioText)),
-        plotColumn(scale.axis, cell(scale.strip)),
+        plotColumn(strips.head, cell(strips.mark)),
         text("", cell(meaning), "text"),
       ],
     ),
@@ -56,8 +57,9 @@ export function comparisonsView({ comparisons }: Comparisons): HTMLElement {
       return section(
         heading || quotient,
         heading && h("p", { class: "detail" }, quotient),
+        reasons(one),
         verdictLine(one),
-        ...differences(one),
+        settingsNote(one),
         ratioTable(one),
       );
     }),
@@ -73,54 +75,42 @@ const verdictLine = ({ verdict }: Comparison) =>
 function timeFigure(row: ComparisonRow): HTMLElement | null {
   if (quotient(row) === null) return null;
   const [value, interval] = ratioText(row).split(/ (?=\()/);
-  const { strip } = ratioScale([row]);
-  return figure(`${value}×`, `the elapsed time ${interval ?? `(${meaning(row)})`}`, strip(row));
+  const { mark } = ratioStrips([row]);
+  return figure(`${value}×`, `the elapsed time ${interval ?? `(${meaning(row)})`}`, mark(row));
 }
 
-function differences({ incomparable, settings }: Comparison): Child[] {
-  return [
-    incomparable.length > 0 &&
-      h(
-        "div",
-        { class: "refusal", role: "alert" },
-        h("p", {}, "These reports should not be compared. They differ in"),
-        notes(incomparable),
-        h("p", { class: "hint" }, "hint: compare reports of the same job on the same machine"),
-      ),
-    notes(settings.map((setting) => `setting differs: ${setting}`)),
-  ];
-}
+const reasons = ({ incomparable }: Comparison) =>
+  incomparable.length > 0 &&
+  h(
+    "div",
+    { class: "refusal", role: "alert" },
+    h("p", {}, "These reports should not be compared. They differ in"),
+    notes(incomparable),
+    h("p", { class: "hint" }, "hint: compare reports of the same job on the same machine"),
+  );
+
+const settingsNote = ({ settings }: Comparison) =>
+  notes(settings.map((setting) => `setting differs: ${setting}`));
 
 const quotient = ({ medians: [first, second], ratio }: ComparisonRow) =>
   ratio?.value ?? (first === 0 ? null : second / first);
 
-/** Makes the axis and the strips of ratios. The axis is as long as the values need, and 1 is in its middle. */
-function ratioScale(rows: ComparisonRow[]) {
-  const sizes = rows.map((row) => Math.abs(Math.log(quotient(row) || 1)));
-  const reach = [4, 16, 64, 256].find((end) => sizes.every((size) => size < Math.log(end))) ?? 1024;
-  const scale = logarithmic(1 / reach, reach);
-  return ratioStrips(scale, [1 / reach, 1, reach]);
-}
-
-function ratioStrips(scale: Scale, marks: number[]) {
-  return {
-    axis: axis(
-      "ratio",
-      marks.map((value) => ({ at: scale(value), text: value < 1 ? `÷${1 / value}` : `${value}×` })),
-    ),
-    strip: (row: ComparisonRow) => {
-      const value = quotient(row);
-      if (value === null) return null;
-      const interval = row.ratio && whisker(scale(row.ratio.low), scale(row.ratio.high));
-      return strip(`${row.id}: ${ratioText(row)}`, tick(scale(1)), interval, dot(scale(value)));
-    },
+/** Makes the strips of ratios and their axis. */
+function ratioStrips(rows: ComparisonRow[]) {
+  const { scale, head } = ratioAxis(rows.map((row) => quotient(row) || 1));
+  const mark = (row: ComparisonRow) => {
+    const value = quotient(row);
+    if (value === null) return null;
+    const interval = row.ratio && whisker(scale(row.ratio.low), scale(row.ratio.high));
+    return strip(`${row.id}: ${ratioText(row)}`, tick(scale(1)), interval, dot(scale(value)));
   };
+  return { head, mark };
 }
 
 function ratioTable(comparison: Comparison): HTMLElement {
   const { rows } = comparison;
   if (rows.length === 0) return note("The two have no value in common.");
-  const scale = ratioScale(rows);
+  const strips = ratioStrips(rows);
   const time = timeRow(rows);
   const columns: Column<ComparisonRow>[] = [
     text("value", (row) => row.id),
@@ -128,7 +118,7 @@ function ratioTable(comparison: Comparison): HTMLElement {
     number("second", (row) => quantity(row.unit, row.medians[1])),
     text("runs", (row) => row.run_counts.join(", ")),
     text("second ÷ first (95 %)", ratioText),
-    plotColumn(scale.axis, scale.strip),
+    plotColumn(strips.head, strips.mark),
     text("", meaning, "text"),
   ];
   return table(
