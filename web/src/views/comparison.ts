@@ -97,7 +97,9 @@ const quotient = ({ medians: [first, second], ratio }: ComparisonRow) =>
 
 /** Makes the strips of ratios and their axis. */
 function ratioStrips(rows: ComparisonRow[]) {
-  const { scale, head } = ratioAxis(rows.map((row) => quotient(row) || 1));
+  const { scale, head } = ratioAxis(
+    rows.flatMap((row) => (row.ratio ? [row.ratio.low, row.ratio.high] : quotient(row) || 1)),
+  );
   const mark = (row: ComparisonRow) => {
     const value = quotient(row);
     if (value === null) return null;
