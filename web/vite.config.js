@@ -1,5 +1,6 @@
 import { createHash } from "node:crypto";
 import { defineConfig } from "vite";
+import { trimmedUPlot } from "./trim-uplot.js";
 
 const MARKER = "<!--pagetax:documents-->";
 /** The page without documents. A report is sent by mail, so the shell has to stay small. */
@@ -41,7 +42,7 @@ function singleFile() {
 }
 
 export default defineConfig({
-  plugins: [singleFile()],
+  plugins: [trimmedUPlot(), singleFile()],
   build: {
     // Browsers of 2024 have light-dark(); for older ones it would be rewritten, and would not follow the button.
     target: "esnext",

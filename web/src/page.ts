@@ -1,11 +1,10 @@
 /** The page around the views: tabs of documents, files to add, comparison. */
 import { patterns } from "./charts/strip";
-import { canCompare, compare } from "./compare";
+import { canCompare } from "./compare";
 import { Refusal, fromFile, type Document } from "./documents";
 import { button, h } from "./dom";
 import { themeButton } from "./theme";
-import { viewOf } from "./views";
-import { comparisonView } from "./views/comparison";
+import { viewOf, viewOfBoth } from "./views";
 
 const documents: Document[] = [];
 const tabs = h("div", { role: "tablist", "aria-label": "Documents" });
@@ -157,14 +156,7 @@ function comparisonPanel(): HTMLElement {
   const comparable = documents.filter(({ kind }) => canCompare(kind));
   let [first, second] = chosen ?? [comparable[0] ?? documents[0]!, comparable[1] ?? documents[1]!];
   const result = h("div", {});
-  const update = () => {
-    const comparison = compare(first, second);
-    result.replaceChildren(
-      typeof comparison === "string"
-        ? h("p", { class: "refusal", role: "alert" }, comparison)
-        : comparisonView(comparison, [first.name, second.name]),
-    );
-  };
+  const update = () => result.replaceChildren(viewOfBoth(first, second));
   update();
   return h(
     "div",

@@ -159,6 +159,43 @@ export interface Comparison {
   incomparable: string[];
   settings: string[];
   rows: ComparisonRow[];
+  names: [string, string];
+  parameters: string[];
+  verdict: string | null;
+}
+
+export interface Comparisons {
+  comparisons: Comparison[];
+}
+
+export interface BillReading {
+  unit: Unit;
+  provenance: Provenance;
+  value: number | null;
+  low: number | null;
+  high: number | null;
+  why?: string;
+}
+
+export interface BillFinding {
+  outcome: "failed" | "not_judged" | "better";
+  reading: string;
+  text: string;
+  cause?: string;
+}
+
+export interface CommandBill {
+  name: string;
+  command: string[];
+  exit: Exit;
+  cpu: string;
+  readings: Record<string, BillReading>;
+  findings: BillFinding[];
+}
+
+export interface Bill {
+  commands: CommandBill[];
+  environment: Facts;
 }
 
 export interface MissCurves {

@@ -137,11 +137,13 @@ const HOSTILE = `<img src=x onerror="alert(1)"></script><script>alert(2)</script
 /** Replaces every string but those that a view looks up, and adds a hostile key to each map. */
 function poison(value, key = "") {
   if (typeof value === "string")
-    return ["kind", "provenance", "unit", "standing", "verdict", "status"].includes(key) ? value : HOSTILE;
+    return ["kind", "provenance", "unit", "standing", "verdict", "status", "outcome"].includes(key)
+      ? value
+      : HOSTILE;
   if (Array.isArray(value)) return value.map((inner) => poison(inner, key));
   if (value === null || typeof value !== "object") return value;
   const entries = Object.entries(value).map(([name, inner]) => [name, poison(inner, name)]);
-  const isMap = ["counters", "params", "latency", "environment", "columns"].includes(key);
+  const isMap = ["counters", "params", "latency", "environment", "columns", "readings"].includes(key);
   return Object.fromEntries(isMap && entries.length > 0 ? [...entries, [HOSTILE, entries[0][1]]] : entries);
 }
 
@@ -149,7 +151,9 @@ for (const name of [
   "diagnose-names",
   "run-mmap3",
   "runs-sweep",
-  "comparison",
+  "compare-size",
+  "compare-sizes",
+  "bill-after",
   "reproduce-sun-4",
   "trapstat-sort",
   "whatif-sort",
@@ -180,15 +184,55 @@ test("a second run is compared; another machine and job are reasons not to", asy
   const run = JSON.parse(document("run-host").text);
   run.environment.cpu_model = "Another CPU";
   run.environment.kernel = "7.2";
+  run.job.name = "another";
   run.job.seed = 9;
   await add(page, { name: "second.json", text: JSON.stringify(run) });
   const panel = page.getByRole("tabpanel").filter({ hasText: "should not be compared" });
   const shown = await panel.innerText();
-  for (const reason of ["seed: `1` and `9`", "and `Another CPU`", "setting differs: kernel:"])
+  for (const reason of ["`another`", "seed: `1` and `9`", "and `Another CPU`", "setting differs: kernel:"])
     assert.ok(shown.includes(reason), shown);
   assert.ok(await page.getByRole("cell", { name: "1.000" }).count());
   await checkAccess(page, "comparison");
   assert.deepEqual(faults, []);
+  await close();
+});
+
+test("arguments of the same program are a heading; another program is a reason not to compare", async () => {
+  const { page, close } = await open([document("diagnose-names")]);
+  const diagnosis = JSON.parse(document("diagnose-names").text);
+  const named = (name, command) => ({ name, text: JSON.stringify({ ...diagnosis, command }) });
+  await add(page, named("more.json", ["python3", "names.py", "9"]));
+  await page.getByRole("heading", { name: "command: `python3 names.py` and `python3 names.py 9`" }).waitFor();
+  assert.equal(await page.locator(".refusal").count(), 0);
+  await add(page, named("other.json", ["ruby", "names.py"]));
+  await page.getByText("should not be compared").waitFor();
+  await page.getByText("command: `python3 names.py` and `ruby names.py`").waitFor();
+  await page.getByRole("heading", { name: "other.json ÷ diagnose-names.json" }).waitFor();
+  await close();
+});
+
+test("a bill is not compared with a run, and a broken one is refused", async () => {
+  const { page, faults, close } = await open([document("bill-before")]);
+  await add(page, document("run-host"));
+  await page.getByText("One is a bill, the other a run. Choose two runs").waitFor();
+  await add(page, { name: "odd.json", text: '{"schema":1,"kind":"bill","commands":7}' });
+  await page.getByText(/does not follow the schema of bill/).waitFor();
+  assert.deepEqual(faults, []);
+  await close();
+});
+
+test("bills name what one alone has, and another kernel", async () => {
+  const { page, close } = await open([document("bill-before")]);
+  const bill = JSON.parse(document("bill-after").text);
+  bill.commands[2].name = "new";
+  bill.environment.kernel = "7.2";
+  await add(page, { name: "b.json", text: JSON.stringify(bill) });
+  for (const sentence of [
+    "true: in bill-before.json alone",
+    "new: in b.json alone",
+    "counted with another kernel:",
+  ])
+    await page.getByText(sentence).waitFor();
   await close();
 });
 
@@ -206,7 +250,7 @@ test("a page that pagetax made is compared, too", async () => {
 test("two kinds are not compared, and a sentence says what to do", async () => {
   const { page, close } = await open([document("diagnose-names")]);
   await add(page, document("run-host"));
-  await page.getByText("One is a run, the other a diagnosis. Choose two runs, or two diagnoses.").waitFor();
+  await page.getByText("One is a diagnosis, the other a run. Choose two runs").waitFor();
   await add(page, document("jobs"));
   await page.getByText(/A document of kind jobs is not compared. Choose two runs/).waitFor();
   await close();

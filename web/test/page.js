@@ -87,9 +87,8 @@ export async function checkAccess(page, what) {
 /** Returns the cells of the table with this caption, row by row, the heading first. */
 export function cells(page, caption) {
   return page.evaluate((caption) => {
-    const table = [...document.querySelectorAll("table")].find((table) =>
-      table.caption.textContent.startsWith(caption),
-    );
+    const isShown = (table) => table.checkVisibility() && table.caption.textContent.startsWith(caption);
+    const table = [...document.querySelectorAll("table")].find(isShown);
     return table && [...table.rows].map((row) => [...row.cells].map((cell) => cell.innerText.trim()));
   }, caption);
 }

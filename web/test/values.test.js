@@ -111,6 +111,31 @@ test("the values at the pointer are those of the series", async () => {
   await close();
 });
 
+test("a drag zooms, a double click shows all, and scrolling and resizing do no harm", async () => {
+  const { page, faults, close } = await open([document("run-mmap3")]);
+  const figure = page.locator("figure").first();
+  const pixels = () => figure.locator("canvas").evaluate((canvas) => canvas.toDataURL());
+  await page.mouse.wheel(0, 200);
+  await page.waitForTimeout(100);
+  const box = await figure.locator(".u-over").boundingBox();
+  const move = (share) => page.mouse.move(box.x + box.width * share, box.y + 60);
+  const all = await pixels();
+  await move(0.3);
+  await page.mouse.down();
+  await move(0.45);
+  await move(0.6);
+  await page.mouse.up();
+  await page.waitForTimeout(60);
+  assert.notEqual(await pixels(), all);
+  await page.mouse.dblclick(box.x + 60, box.y + 60);
+  await page.waitForTimeout(60);
+  assert.equal(await pixels(), all);
+  await page.setViewportSize({ width: 800, height: 700 });
+  await page.waitForTimeout(100);
+  assert.deepEqual(faults, []);
+  await close();
+});
+
 test("the text at a bar is that of its row", async () => {
   const { page, close } = await open([document("run-host")]);
   const row = page.locator("tr", { hasText: "translation" }).first();
@@ -139,19 +164,144 @@ test("missing rows are named with their reason, and are not 0", async () => {
   await close();
 });
 
-test("several runs are compared with the intervals of the terminal", async () => {
-  const { page, close } = await open([document("several-a"), document("several-b")]);
-  await page.getByRole("tab", { name: "Compare" }).click();
-  const [, ...rows] = await cells(page, "Ratio of each value");
-  for (const row of rows) {
-    const expected = line(`\n${terminal("several")}`, "", row[0]);
-    for (const cell of [...row.slice(1, 5), row[6]])
-      assert.ok(expected.includes(cell), `${cell} is not in: ${expected}`);
+/** Fails if tables of ratios are not those of the terminal, in its order. */
+async function sameComparisons(page, text) {
+  const parts = text.trim().split(/\n\n(?=\S+ ÷ )/);
+  const tables = page.locator("table:visible", { hasText: "Ratio of each value" });
+  assert.equal(await tables.count(), parts.length);
+  for (const [nth, part] of parts.entries()) {
+    const rows = await tables
+      .nth(nth)
+      .evaluate((table) =>
+        [...table.tBodies[0].rows].map((row) => [...row.cells].map((cell) => cell.innerText.trim())),
+      );
+    assert.equal(rows.length, part.split("\n").filter((line) => /^ {2}\S+ .*\d, \d/.test(line)).length);
+    for (const row of rows) {
+      const expected = line(`\n${part}`, "", row[0]);
+      for (const cell of [...row.slice(1, 5), row[6]])
+        assert.ok(expected.includes(cell), `${cell} is not in: ${expected}`);
+    }
   }
-  assert.ok(
-    rows.some((row) => /\(.*–.*\)/.test(row[4])),
-    "some have an interval",
+  const verdicts = text.split("\n").filter((line) => line.startsWith("Verdict: "));
+  assert.deepEqual(await page.locator(".reason:visible").allInnerTexts(), verdicts);
+  const settings = text.split("\n").filter((line) => line.startsWith("setting differs: "));
+  assert.deepEqual(await page.locator(".notes:visible li").allInnerTexts(), settings);
+}
+
+for (const [first, second, name] of [
+  ["several-a", "several-b", "several"],
+  ["several-a", "run-host", "single"],
+  ["size-4M", "size-64M", "compare-size"],
+]) {
+  test(`${first} and ${second} are compared on the page as in the terminal`, async () => {
+    const text = terminal(name);
+    const { page, close } = await open([document(first), document(second)]);
+    await page.getByRole("tab", { name: "Compare" }).click();
+    await sameComparisons(page, text);
+    const [title, parameter] = text.split("\n");
+    const heading = parameter.startsWith("  size: ") ? parameter.trim() : title;
+    assert.equal(await page.locator("h1:visible").innerText(), heading);
+    await close();
+  });
+}
+
+test("a comparison has the rows, the verdict and the ratio of the terminal", async () => {
+  const { parameters, rows } = JSON.parse(document("compare-size").text);
+  const { page, close } = await open([document("compare-size")]);
+  await sameComparisons(page, terminal("compare-size"));
+  assert.equal(await page.locator("h1").innerText(), parameters.join(", "));
+  const { value, low, high } = rows.find(({ id }) => id === "wall_ns").ratio;
+  const [shown, meaning] = await Promise.all([
+    page.locator(".figure strong").innerText(),
+    page.locator(".figure span").first().innerText(),
+  ]);
+  assert.equal(shown, `${value.toFixed(1)}×`);
+  assert.equal(meaning, `the elapsed time (${low.toFixed(1)}–${high.toFixed(1)})`);
+  await close();
+});
+
+test("comparisons begin with the elapsed times, and have each comparison of the terminal", async () => {
+  const text = terminal("compare-sizes");
+  const { comparisons } = JSON.parse(document("compare-sizes").text);
+  const { page, close } = await open([document("compare-sizes")]);
+  await sameComparisons(page, text);
+  const [, ...rows] = await cells(page, "Elapsed time of each report ÷ size-4M.json, 47.2 ms");
+  assert.deepEqual(
+    rows.map(([name]) => name),
+    comparisons.map(({ names }) => names[1]),
   );
+  rows.forEach(([name, parameters, elapsed, ratio], nth) => {
+    assert.equal(parameters, comparisons[nth].parameters.join(", "));
+    const part = text.slice(text.indexOf(`${name} ÷ `));
+    for (const cell of [elapsed, ratio]) assert.ok(line(`\n${part}`, "", "wall_ns").includes(cell), cell);
+  });
+  await close();
+});
+
+test("a comparison of an older pagetax, without names, is shown", async () => {
+  const { names, parameters, verdict, ...older } = JSON.parse(document("compare-size").text);
+  const { page, close } = await open([{ name: "older.json", text: JSON.stringify(older) }]);
+  await page.getByRole("heading", { name: "second ÷ first" }).waitFor();
+  assert.equal(await page.locator(".refusal").count(), 0);
+  await close();
+});
+
+/** Fails if the readings and findings of bills are not those of the terminal. */
+async function sameBill(page, text, isBesideBaseline) {
+  const { commands } = JSON.parse(document("bill-after").text);
+  for (const { name, readings } of commands) {
+    const [head, ...rows] = await cells(page, `Readings of ${name};`);
+    assert.equal(rows.length, Object.keys(readings).length);
+    const part = text.slice(text.indexOf(`${name}: `));
+    const at = (wanted) => head.indexOf(wanted);
+    const columns = [
+      0,
+      at("now"),
+      at("finding"),
+      at("change"),
+      isBesideBaseline ? at("bill-before.json") : -1,
+    ];
+    for (const row of rows) {
+      const expected = part.split("\n").find((line) => line.startsWith(`  ${row[0]} `));
+      const shown = columns.filter((column) => column >= 0).map((column) => row[column]);
+      for (const cell of shown) assert.ok(expected.includes(cell), `${cell} is not in: ${expected}`);
+      if (isBesideBaseline)
+        assert.equal(expected.split(/ {2,}/).length - 1, shown.filter(Boolean).length, expected);
+    }
+  }
+  const flat = text.replace(/\s+/g, " ");
+  for (const item of await page.locator(".warnings:visible li").allInnerTexts()) {
+    const finding = item.replace(/\s+/g, " ").replace(/^\w+: (?=FAILED)/, "");
+    assert.ok(flat.includes(finding), finding);
+  }
+  const last = text.trim().split("\n").at(-1);
+  assert.ok((await page.locator(".title:visible").innerText()).includes(last), last);
+}
+
+test("a bill has the readings, findings and causes of the terminal", async () => {
+  const { commands } = JSON.parse(document("bill-after").text);
+  const { page, close } = await open([document("bill-after")]);
+  await sameBill(page, terminal("bill-after"), false);
+  const failed = commands.flatMap(({ findings }) => findings.filter(({ outcome }) => outcome === "failed"));
+  const first = page.locator(".verdict li");
+  assert.equal(await first.count(), failed.length);
+  for (const [nth, { text, cause }] of failed.entries()) {
+    const shown = await first.nth(nth).innerText();
+    assert.ok(shown.includes(text) && shown.includes(`cause: ${cause}`), shown);
+  }
+  const findings = commands.flatMap(({ findings }) => findings);
+  assert.equal(await page.locator(".warnings li").count(), failed.length + findings.length);
+  const [, ...rows] = await cells(page, "Readings of python");
+  const row = rows.find(([id]) => id === "access_count");
+  const { low, high } = commands[1].readings.access_count;
+  assert.ok(row.includes(`${count(low)} – ${count(high)}`), row.join(" | "));
+  await close();
+});
+
+test("a bill beside its baseline has the changes of the terminal", async () => {
+  const { page, close } = await open([document("bill-before"), document("bill-after")]);
+  await page.getByRole("tab", { name: "Compare" }).click();
+  await sameBill(page, terminal("bill-after"), true);
   await close();
 });
 

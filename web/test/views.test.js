@@ -15,6 +15,11 @@ const KINDS = {
   runs: 1,
   "runs-sweep": 2,
   comparison: 0,
+  "compare-size": 0,
+  comparisons: 0,
+  "compare-sizes": 0,
+  bill: 0,
+  "bill-after": 0,
   reproduction: 0,
   "reproduce-sun-4": 7,
   calibration: 0,
@@ -69,6 +74,22 @@ for (const theme of ["light", "dark"]) {
   }
 }
 
+for (const theme of ["light", "dark"]) {
+  for (const [first, second] of [
+    ["size-4M", "size-64M"],
+    ["bill-before", "bill-after"],
+  ]) {
+    test(`${first} beside ${second} in ${theme}`, async () => {
+      const { page, faults, close } = await open([document(first), document(second)], { theme });
+      await page.getByRole("tab", { name: "Compare" }).click();
+      assert.equal(await page.locator(".refusal").count(), 0);
+      await checkAccess(page, `${first}, ${second}`);
+      assert.deepEqual(faults, []);
+      await close();
+    });
+  }
+}
+
 test("the button switches the theme, and charts follow", async () => {
   const { page, faults, close } = await open([document("run-mmap3")]);
   const pixels = () =>
@@ -105,7 +126,7 @@ test("paper has light charts, and the tables that the reader opened", async () =
 });
 
 test("a narrow screen has no horizontal scroll bar", async () => {
-  for (const name of ["diagnose-names", "run-mmap3", "reproduce-sun-4"]) {
+  for (const name of ["diagnose-names", "run-mmap3", "reproduce-sun-4", "compare-sizes", "bill-after"]) {
     const { page, close } = await open([document(name)]);
     await page.setViewportSize({ width: 380, height: 800 });
     await page.waitForTimeout(100);

@@ -97,6 +97,19 @@ export function axis(label: string, marks: { at: number; text: string }[]): HTML
   );
 }
 
+/** Makes the axis of ratios and its scale. It is as long as the ratios need, and 1 is in its middle. */
+export function ratioAxis(ratios: number[]): { scale: Scale; head: HTMLElement } {
+  const isWithin = (end: number) => ratios.every((ratio) => ratio < end && ratio * end > 1);
+  const end = [2, 4, 16, 64, 256].find(isWithin) ?? 1024;
+  const scale = logarithmic(1 / end, end);
+  const head = axis("ratio", [
+    { at: 0, text: `÷${end}` },
+    { at: 0.5, text: "1×" },
+    { at: 1, text: `${end}×` },
+  ]);
+  return { scale, head };
+}
+
 /** Makes the patterns of bars, once for the page: modeled is hatched, derived is dotted, measured is solid. */
 export function patterns(): SVGElement {
   const pattern = (id: string, mark: SVGElement) =>

@@ -1,7 +1,9 @@
 /** The view of each kind of document. */
+import { compare, refusal } from "../compare";
 import type { Document } from "../documents";
 import { h } from "../dom";
-import { comparisonView } from "./comparison";
+import { billsView, billView } from "./bill";
+import { comparisonsView, comparisonView } from "./comparison";
 import { diagnosisView } from "./diagnosis";
 import { genericView } from "./generic";
 import { calibrationView, doctorView } from "./machine";
@@ -18,7 +20,9 @@ const VIEWS: Record<string, (data: any) => HTMLElement> = {
   diagnosis: diagnosisView,
   run: runView,
   runs: runsView,
-  comparison: (data) => comparisonView(data),
+  bill: billView,
+  comparison: comparisonView,
+  comparisons: comparisonsView,
   misscurve: missCurveView,
   reproduction: reproductionView,
   trapstat: trapstatView,
@@ -45,6 +49,22 @@ export function viewOf(document: Document): HTMLElement {
         "Its values are shown as they are. Write it again with this version of pagetax.",
       ),
       view && tablesOf(document),
+    );
+  }
+}
+
+/** Makes the view of two documents beside each other, or a sentence that says why there is none. */
+export function viewOfBoth(first: Document, second: Document): HTMLElement {
+  const refused = (sentence: string) => h("p", { class: "refusal", role: "alert" }, sentence);
+  const why = refusal(first, second);
+  if (why) return refused(why);
+  try {
+    if (first.kind === "bill") return billsView(first, second);
+    const comparison = compare(first, second);
+    return typeof comparison === "string" ? refused(comparison) : comparisonView(comparison);
+  } catch (error) {
+    return refused(
+      `A document does not follow the schema of ${first.kind} (${error}). Write it again with this version of pagetax.`,
     );
   }
 }
