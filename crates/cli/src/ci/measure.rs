@@ -84,9 +84,12 @@ fn counted(config: &CommandConfig) -> Result<(Exit, Readings)> {
     };
     let faults = |run: &Finished| Some(run.usage.minor_fault_count);
     let major = |run: &Finished| Some(run.usage.major_fault_count);
-    // The kernel starts a child's maximum at the size of the process that forked.
+    // The kernel starts a child's maximum at that of the process that forked. Below it, looks have to do.
     let own = process_usage().resident_bytes_max;
-    let peak = |run: &Finished| Some(run.usage.resident_bytes_max).filter(|bytes| *bytes > own);
+    let peak = |run: &Finished| {
+        let looked = run.peak.filter(|peak| !peak.is_lower_bound).map(|peak| peak.resident_bytes);
+        Some(run.usage.resident_bytes_max).filter(|bytes| *bytes > own).or(looked)
+    };
     let tables = |run: &Finished| run.peak.map(|peak| peak.page_table_bytes);
     let readings = [
         (MINOR_FAULTS, reading(Unit::Count, &faults)),
