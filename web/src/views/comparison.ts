@@ -137,9 +137,9 @@ function ratioText(row: ComparisonRow): string {
   return value === null ? MISSING : fixed(value, 3);
 }
 
-function meaning({ provenance, ratio }: ComparisonRow): string {
+function meaning({ provenance, ratio, run_counts }: ComparisonRow): string {
   if (provenance[0] !== provenance[1]) return `${provenance[1]} ÷ ${provenance[0]}`;
-  if (!ratio) return "no interval: one run on a side";
+  if (!ratio) return run_counts.includes(1) ? "no interval: one run on a side" : "no interval: a median of 0";
   if (holdsOne(ratio)) return "no difference shown";
   return ratio.value > 1 ? "more" : "less";
 }

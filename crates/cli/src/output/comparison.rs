@@ -15,7 +15,8 @@ fn row(row: &Row) -> Vec<String> {
         _ if row.provenance[0] != row.provenance[1] => {
             format!("{} ÷ {}", row.provenance[1], row.provenance[0])
         }
-        None => "no interval: one run on a side".into(),
+        None if row.run_counts.contains(&1) => "no interval: one run on a side".into(),
+        None => "no interval: a median of 0".into(),
         Some(ratio) if ratio.holds_one() => "no difference shown".into(),
         Some(ratio) if ratio.value > 1.0 => "more".into(),
         Some(_) => "less".into(),
