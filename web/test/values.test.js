@@ -381,17 +381,26 @@ test("a heatmap shows the counts of its document", async () => {
   const counts = Array.from({ length: 40 }, (_, row) =>
     Array.from({ length: 100 }, (_, column) => (row * column * 7) % 1001),
   );
-  const edges = (bins, size, from = 0) => Array.from({ length: bins + 1 }, (_, nth) => from + nth * size);
-  curves.heatmap = { time_ns: edges(100, 1e7), address: edges(40, 2 ** 21, 0x7f0000000000), counts };
+  const starts = Array.from({ length: 40 }, (_, nth) => 0x7f0000000000 + nth * 2 ** 22);
+  const ends = starts.map((start) => start + 2 ** 21);
+  curves.heatmap = {
+    column_access_count: 4096,
+    row_starts: starts,
+    row_ends: ends,
+    page_change_counts: counts,
+  };
   const { page, faults, close } = await open([{ name: "heatmap.json", text: JSON.stringify(curves) }]);
   await page.locator("canvas.heatmap").scrollIntoViewIfNeeded();
   const box = await page.locator("canvas.heatmap").boundingBox();
   await page.mouse.move(box.x + box.width * 0.505, box.y + box.height * (1 - 10.5 / 40));
-  assert.equal(await page.locator(".tip").innerText(), `500 ms, 0x7f0001400000: ${counts[10][50]}`);
+  assert.equal(
+    await page.locator(".tip").innerText(),
+    `from access 204 800, 0x7f0002800000: ${counts[10][50]}`,
+  );
   await unfold(page);
-  const [, ...rows] = await cells(page, "Accesses");
+  const [, ...rows] = await cells(page, "Page changes");
   assert.equal(rows.length, counts.flat().filter((value) => value > 0).length);
-  assert.deepEqual(rows[0], ["0x7f0000200000", "2M", "10.0 ms", "7"]);
+  assert.deepEqual(rows[0], ["0x7f0000400000", "2M", "4 096", "7"]);
   assert.deepEqual(faults, []);
   await close();
 });

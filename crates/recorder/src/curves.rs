@@ -5,6 +5,7 @@
 
 use crate::counters::Side;
 use crate::filter::PAGE_SHIFT;
+use crate::heatmap::Heatmap;
 use crate::pages::{AccessKind, PageObserver, Thread};
 use crate::places::Segment;
 use pagetax_core::units::{PageSize, VirtAddr};
@@ -24,6 +25,7 @@ pub struct Curves {
     accesses: u64,
     /// Pages of each interval by page size, summed over threads.
     working_sets: Vec<Vec<u64>>,
+    heatmap: Heatmap,
 }
 
 impl Curves {
@@ -46,6 +48,7 @@ impl Curves {
             in_interval: 0,
             accesses: 0,
             working_sets: Vec::new(),
+            heatmap: Heatmap::default(),
         }
     }
 
@@ -106,12 +109,18 @@ impl Curves {
         &self.working_sets
     }
 
+    /// Returns the page changes of all threads by time and address.
+    pub fn heatmap(&self) -> &Heatmap {
+        &self.heatmap
+    }
+
     /// Ends the last interval. Call it before reading results.
     pub fn finish(&mut self) {
         if self.in_interval > 0 {
             self.end_interval();
         }
         self.profiles.iter_mut().for_each(ReuseProfile::settle);
+        self.heatmap.settle();
     }
 
     fn end_interval(&mut self) {
@@ -137,12 +146,14 @@ impl PageObserver for Curves {
     fn change(&mut self, thread: Thread, kind: AccessKind, page: u64) {
         if (kind == AccessKind::Fetch) == (self.side == Side::Code) {
             self.profile(thread).access(VirtAddr(page << PAGE_SHIFT), 0);
+            self.heatmap.change(page);
         }
     }
 
     fn ran(&mut self, thread: Thread, instructions: u64, accesses: u64) {
         let count = if self.side == Side::Code { instructions } else { accesses };
         self.profile(thread).stayed(count);
+        self.heatmap.ran(count);
         self.accesses += count;
         self.in_interval += count;
         if self.in_interval >= self.interval_accesses {

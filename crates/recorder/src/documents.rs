@@ -3,6 +3,7 @@
 use crate::counters::Side;
 use crate::curves::Curves;
 use crate::forecast::{Bounded, Forecast, Prediction};
+use crate::heatmap::HeatmapCounts;
 use crate::predict::{Faults, Walks};
 use crate::profile::Profile;
 use pagetax_core::calibration::WalkPattern;
@@ -61,6 +62,9 @@ pub struct MissCurves {
     pub interval_access_count: u64,
     /// The miss curves, one for each page size.
     pub curves: Vec<MissCurve>,
+    /// Page changes by time and address. Absent in documents of an earlier pagetax.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub heatmap: Option<HeatmapCounts>,
 }
 
 /// The TLB misses with one page size.
@@ -137,6 +141,7 @@ impl MissCurves {
             thread_count: curves.threads(),
             interval_access_count,
             curves: curves.page_sizes().iter().enumerate().map(curve).collect(),
+            heatmap: Some(curves.heatmap().counts()),
         }
     }
 }

@@ -29,6 +29,7 @@ pub mod documents;
 pub mod engine;
 pub mod filter;
 pub mod forecast;
+pub mod heatmap;
 pub mod listing;
 
 pub mod native;

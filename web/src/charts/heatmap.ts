@@ -1,16 +1,19 @@
 /** Accesses by time and address, on a canvas: 10,000 cells are too many elements. */
 import { folded, h } from "../dom";
-import { bytes, count, nanos } from "../format";
+import { bytes, count } from "../format";
 import { number, table, text } from "../table";
 import { colour, onThemeChange } from "../theme";
 
-/** Counts in bins of time and address. Both lists have the edges of their bins, one more than there are bins. */
+/** Page changes by address and time, which is counted in accesses. Addresses that are in no row were not used. */
 export interface Heatmap {
-  time_ns: number[];
-  address: number[];
-  /** A row for each bin of addresses, a count for each bin of time. */
-  counts: number[][];
+  column_access_count: number;
+  row_starts: number[];
+  row_ends: number[];
+  /** A row for each range of addresses, a count for each column. */
+  page_change_counts: number[][];
 }
+
+const columns = (map: Heatmap) => map.page_change_counts[0]?.length ?? 0;
 
 const HEIGHT_PX = 260;
 /** The palest cell that still differs from none. */
@@ -29,12 +32,11 @@ export function heatmap(title: string, map: Heatmap): HTMLElement {
   onThemeChange(canvas, draw);
   canvas.addEventListener("pointermove", (event) => {
     const { left, top, width, height } = canvas.getBoundingClientRect();
-    const column = Math.floor(((event.clientX - left) / width) * (map.time_ns.length - 1));
-    const row = map.counts.length - 1 - Math.floor(((event.clientY - top) / height) * map.counts.length);
+    const column = Math.floor(((event.clientX - left) / width) * columns(map));
+    const rows = map.page_change_counts.length;
+    const row = rows - 1 - Math.floor(((event.clientY - top) / height) * rows);
     canvas.dataset["tip"] = cellText(map, row, column);
   });
-  const end = (edges: number[], show: (value: number) => string) =>
-    `${show(edges[0]!)} to ${show(edges.at(-1)!)}`;
   return h(
     "figure",
     {},
@@ -43,7 +45,7 @@ export function heatmap(title: string, map: Heatmap): HTMLElement {
     h(
       "p",
       { class: "note" },
-      `Time ${end(map.time_ns, nanos)}, addresses ${end(map.address, hex)} upward; darker is more, on a logarithmic scale.`,
+      `${columns(map)} columns of ${count(map.column_access_count)} accesses; used addresses upward, from ${hex(map.row_starts[0] ?? 0)} to ${hex(map.row_ends.at(-1) ?? 0)}; darker is more, on a logarithmic scale.`,
     ),
     folded(`Table: ${title}`, () => cellTable(title, map)),
   );
@@ -51,15 +53,18 @@ export function heatmap(title: string, map: Heatmap): HTMLElement {
 
 const hex = (address: number) => `0x${address.toString(16)}`;
 
-function cellText({ time_ns, address, counts }: Heatmap, row: number, column: number): string {
-  return `${nanos(time_ns[column] ?? 0)}, ${hex(address[row] ?? 0)}: ${count(counts[row]?.[column] ?? 0)}`;
+function cellText(map: Heatmap, row: number, column: number): string {
+  const from = count(column * map.column_access_count);
+  const changes = count(map.page_change_counts[row]?.[column] ?? 0);
+  return `from access ${from}, ${hex(map.row_starts[row] ?? 0)}: ${changes}`;
 }
 
-function paint(canvas: HTMLCanvasElement, { time_ns, counts }: Heatmap): void {
+function paint(canvas: HTMLCanvasElement, map: Heatmap): void {
+  const counts = map.page_change_counts;
   canvas.width = canvas.clientWidth * devicePixelRatio;
   canvas.height = HEIGHT_PX * devicePixelRatio;
   const context = canvas.getContext("2d")!;
-  const [width, height] = [canvas.width / (time_ns.length - 1), canvas.height / counts.length];
+  const [width, height] = [canvas.width / columns(map), canvas.height / counts.length];
   let most = 1;
   for (const row of counts) for (const value of row) most = Math.max(most, value);
   context.fillStyle = colour("--accent");
@@ -73,14 +78,14 @@ function paint(canvas: HTMLCanvasElement, { time_ns, counts }: Heatmap): void {
   );
 }
 
-function cellTable(title: string, { time_ns, address, counts }: Heatmap): HTMLElement {
-  const cells = counts
+function cellTable(title: string, map: Heatmap): HTMLElement {
+  const cells = map.page_change_counts
     .flatMap((row, nth) => row.map((value, column) => ({ nth, column, value })))
     .filter(({ value }) => value > 0);
   return table(title, cells, [
-    text("from address", ({ nth }) => hex(address[nth]!), "code"),
-    number("size", ({ nth }) => bytes(address[nth + 1]! - address[nth]!)),
-    number("from time", ({ column }) => nanos(time_ns[column]!)),
-    number("accesses", ({ value }) => count(value)),
+    text("from address", ({ nth }) => hex(map.row_starts[nth]!), "code"),
+    number("size", ({ nth }) => bytes(map.row_ends[nth]! - map.row_starts[nth]!)),
+    number("from access", ({ column }) => count(column * map.column_access_count)),
+    number("page changes", ({ value }) => count(value)),
   ]);
 }

@@ -25,7 +25,8 @@ export function missCurveView(document: MissCurves): HTMLElement {
       curves.length > 0 && curveChart(document),
       folded("Table: counts of misses", () => countTable(document)),
     ),
-    document.heatmap && section("Accesses by time and address", heatmap("Accesses", document.heatmap)),
+    document.heatmap &&
+      section("Page changes by time and address", heatmap("Page changes", document.heatmap)),
     section(
       `TLB reach for ${percent ?? MISSING} % of accesses`,
       table("The fewest entries that find the translation", curves, [

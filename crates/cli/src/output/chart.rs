@@ -114,6 +114,39 @@ fn ruler(phases: &[ReportPhase], times: &[Option<u64>]) -> String {
     line.into_iter().collect::<String>().trim_end().into()
 }
 
+/// From nothing to the most.
+const SHADES: [char; 5] = [' ', '░', '▒', '▓', '█'];
+/// The most rows of a heatmap.
+const HEATMAP_ROWS: usize = 16;
+
+/// Renders counts by row and column as shades, on a scale of powers of ten, with the label of each row. The
+/// first row is at the bottom. Rows and columns that share a place show the largest of them.
+pub fn heatmap(rows: &[(String, &[u64])]) -> String {
+    let most = rows.iter().flat_map(|(_, counts)| *counts).max().copied().unwrap_or(0);
+    let shade = |count: u64| match count {
+        0 => SHADES[0],
+        count => {
+            let part = (count as f64).ln_1p() / (most as f64).ln_1p();
+            SHADES[((part * 4.0).ceil() as usize).clamp(1, 4)]
+        }
+    };
+    let columns = rows.first().map_or(0, |(_, counts)| counts.len());
+    let width = columns.min(COLUMNS);
+    let mut lines = Vec::new();
+    for group in rows.chunks(rows.len().div_ceil(HEATMAP_ROWS).max(1)) {
+        let cell = |place: usize| {
+            let part = place * columns / width..(place + 1) * columns / width;
+            let counts = group.iter().flat_map(|(_, counts)| &counts[part.clone()]);
+            shade(counts.max().copied().unwrap_or(0))
+        };
+        let cells: String = (0..width).map(cell).collect();
+        lines.push(format!("  {} |{cells}|\n", group[0].0));
+    }
+    lines.reverse();
+    lines.concat()
+        + &format!("  each place has its largest count: ░ few, █ up to {}\n", text::count(most))
+}
+
 /// A curve: the letter of its points, its name and its values.
 pub struct Curve {
     pub letter: char,
@@ -187,6 +220,15 @@ mod tests {
         values[777] = Some(1_000_000);
         let line = sparkline(&values, 20);
         assert_eq!((line.chars().count(), line.matches('█').count()), (20, 1));
+    }
+
+    #[test]
+    fn a_heatmap_has_its_lowest_address_at_the_bottom() {
+        let (low, high) = ([1, 0, 0], [0, 0, 1000]);
+        let text = heatmap(&[("low".into(), &low), ("high".into(), &high)]);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[..2], ["  high |  █|", "  low |░  |"]);
+        assert!(lines[2].ends_with("up to 1 000"), "{text}");
     }
 
     #[test]

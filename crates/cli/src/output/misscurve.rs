@@ -5,6 +5,7 @@ use anyhow::Result;
 use pagetax_core::units::Bytes;
 use pagetax_recorder::counters::Side;
 use pagetax_recorder::documents::{MissCurve, MissCurves, MissPoint};
+use pagetax_recorder::heatmap::HeatmapCounts;
 
 /// Renders misses by entries, the reach of TLBs and the working set.
 pub fn render(document: &MissCurves) -> String {
@@ -42,7 +43,20 @@ pub fn render(document: &MissCurves) -> String {
         text::count(document.interval_access_count)
     ));
     let rows = curves.iter().map(working_set_row).collect();
-    out + &text::table(&["pages", "least", "median", "most"], &[0, 1, 2, 3], rows)
+    out += &text::table(&["pages", "least", "median", "most"], &[0, 1, 2, 3], rows);
+    out + &document.heatmap.as_ref().map_or(String::new(), heatmap)
+}
+
+/// Draws page changes by time and address.
+fn heatmap(map: &HeatmapCounts) -> String {
+    let rows = map.row_starts.iter().zip(&map.page_change_counts);
+    let rows: Vec<(String, &[u64])> =
+        rows.map(|(start, counts)| (format!("{start:#014x}"), &counts[..])).collect();
+    let columns = map.page_change_counts.first().map_or(0, Vec::len);
+    let width = text::count(map.column_access_count);
+    text::heading(&format!(
+        "page changes, {columns} times {width} accesses from left to right, by address"
+    )) + &chart::heatmap(&rows)
 }
 
 /// Draws the curves.
