@@ -253,5 +253,10 @@ fn diagnoses_are_compared_and_others_refused() {
     assert!(String::from_utf8_lossy(&refused.stderr).contains("command: `true` and `false`"));
     let forced = compare(&["--force", &path("a"), &path("c")]);
     assert!(forced.status.success());
-    assert!(String::from_utf8_lossy(&forced.stdout).starts_with("forced:"));
+    assert!(String::from_utf8_lossy(&forced.stdout).contains("\nforced: these differ in\n"));
+    let limits = ["--fail-if", "as-is wall_ns>0.000001", "--json"];
+    let three = compare(&[&limits[..], &[&path("a"), &path("b"), &path("a")]].concat());
+    assert_eq!(three.status.code(), Some(1), "{}", String::from_utf8_lossy(&three.stderr));
+    let document: serde_json::Value = serde_json::from_slice(&three.stdout).unwrap();
+    assert_eq!(document["comparisons"].as_array().unwrap().len(), 2);
 }
