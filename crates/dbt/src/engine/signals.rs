@@ -79,7 +79,7 @@ pub(super) fn timer_expired(
     }
     if owner.compare_exchange(0, system::thread(), Acquire, Relaxed).is_err() {
         WANTED.store(true, Relaxed);
-        return threads::next_burst(thread, 1);
+        return threads::try_again(thread);
     }
     // SAFETY: the thread state is ours now.
     if unsafe { take_over(&mut *thread_state, context, thread) }.is_none() {

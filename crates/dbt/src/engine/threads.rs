@@ -356,6 +356,14 @@ pub fn next_burst(number: u32, after_ns: u64) {
     set_timer(timer as i32, after_ns.max(1));
 }
 
+/// Sets the timer of a thread that found the engine in use. A timer of CPU time fires at the kernel's next
+/// tick at the earliest. That of elapsed time, which tests use, would fire at once, again and again.
+pub fn try_again(number: u32) {
+    const AGAIN_NS: u64 = 100_000;
+    let is_cpu_time = CLOCK.load(Relaxed) == libc::CLOCK_THREAD_CPUTIME_ID;
+    next_burst(number, if is_cpu_time { 1 } else { AGAIN_NS });
+}
+
 /// Sets a timer to fire once, after `after_ns` of its clock.
 fn set_timer(timer: i32, after_ns: u64) {
     let time = [0u64, 0, after_ns / 1_000_000_000, after_ns % 1_000_000_000];
