@@ -152,11 +152,6 @@ impl BillReading {
 }
 
 impl Bill {
-    /// Returns true if anything failed.
-    pub fn failed(&self) -> bool {
-        self.has(Outcome::Failed)
-    }
-
     /// Returns true if a finding has this outcome.
     pub fn has(&self, outcome: Outcome) -> bool {
         let findings = self.commands.iter().flat_map(|command| &command.findings);

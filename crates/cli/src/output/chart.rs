@@ -4,6 +4,7 @@ use super::text;
 use pagetax_core::counter::{Unit, counter};
 use pagetax_core::report::{ReportPhase, Run, Series};
 use pagetax_core::units::Nanos;
+use std::ops::Range;
 
 /// The columns of a chart.
 const COLUMNS: usize = 44;
@@ -33,11 +34,13 @@ pub fn sparkline(values: &[Option<u64>], columns: usize) -> String {
         }
     };
     let columns = columns.min(values.len());
-    let part = |column: usize| {
-        let (from, to) = (column * values.len() / columns, (column + 1) * values.len() / columns);
-        values[from..to].iter().flatten().max().copied()
-    };
-    (0..columns).map(|column| bar(part(column))).collect()
+    let largest = |column| values[part(column, columns, values.len())].iter().flatten().max();
+    (0..columns).map(|column| bar(largest(column).copied())).collect()
+}
+
+/// Returns the values that one of so many columns stands for.
+fn part(column: usize, columns: usize, count: usize) -> Range<usize> {
+    column * count / columns..(column + 1) * count / columns
 }
 
 /// Renders the series of a run: a chart for each of [`GRAPHS`], and one for the other columns. Columns that
@@ -135,8 +138,7 @@ pub fn heatmap(rows: &[(String, &[u64])]) -> String {
     let mut lines = Vec::new();
     for group in rows.chunks(rows.len().div_ceil(HEATMAP_ROWS).max(1)) {
         let cell = |place: usize| {
-            let part = place * columns / width..(place + 1) * columns / width;
-            let counts = group.iter().flat_map(|(_, counts)| &counts[part.clone()]);
+            let counts = group.iter().flat_map(|(_, counts)| &counts[part(place, width, columns)]);
             shade(counts.max().copied().unwrap_or(0))
         };
         let cells: String = (0..width).map(cell).collect();
