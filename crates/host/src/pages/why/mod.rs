@@ -185,7 +185,7 @@ const CAUSES: &[KnownCause] = &[
     KnownCause { id: "merged", find: memory::merged },
     KnownCause { id: "copy_on_write", find: memory::copied },
     KnownCause { id: "cgroup_limit", find: system::cgroup_limit },
-    KnownCause { id: "no_free_block", find: system::no_free_block },
+    KnownCause { id: "no_free_block", find: system::too_few_free_blocks },
     KnownCause { id: "not_eligible", find: memory::not_eligible },
     KnownCause { id: "khugepaged", find: system::khugepaged },
 ];
@@ -373,6 +373,19 @@ mod tests {
         assert_eq!(ids, ["no_huge_page_advice"], "{found:#?}");
         assert_eq!((found.causes[0].bytes, found.unexplained_bytes), (len as u64, 0));
         assert_eq!(found.causes[0].certainty, Certainty::Certain);
+    }
+
+    #[test]
+    fn blocks_that_became_free_later_explain_no_more_than_they_hold() {
+        let map = pagemap::read_huge(std::process::id()).unwrap();
+        let mapping = map.mappings[0].clone();
+        let piece = Piece { mapping: &mapping, inside: 4 << 21, outside: 0 };
+        let mut facts = Facts::read(map);
+        let mut claimed = |free| {
+            facts.free_blocks = Ok(free);
+            system::too_few_free_blocks(&facts, &piece).map_or(0, |claim| claim.bytes)
+        };
+        assert_eq!([0, 1, 3, 4, 5].map(|free| claimed(free) >> 21), [4, 3, 1, 0, 0]);
     }
 
     #[test]

@@ -150,19 +150,24 @@ pub(super) fn cgroup_limit(facts: &Facts, piece: &Piece<'_>) -> Option<Claim> {
         .hint(format!("echo {raised} | sudo tee {path}"))
 }
 
-/// Claims memory if no free block could hold a huge page.
-pub(super) fn no_free_block(facts: &Facts, piece: &Piece<'_>) -> Option<Claim> {
+/// Claims the memory for which there are too few free blocks that could hold a huge page. Some blocks become
+/// free after the process got its small pages, whenever another program ends; khugepaged could use those.
+pub(super) fn too_few_free_blocks(facts: &Facts, piece: &Piece<'_>) -> Option<Claim> {
     let free = *facts.free_blocks.as_ref().ok()?;
-    (free == 0).then_some(())?;
-    let blocks = format!("0 free blocks of {} outside the zone DMA", facts.huge);
+    let needed = piece.inside.div_ceil(facts.huge.bytes());
+    (free < needed).then_some(())?;
+    let blocks = format!("{free} free blocks of {} outside the zone DMA", facts.huge);
     let evidence =
         vec![CauseEvidence::new("/proc/buddyinfo", blocks), facts.shown_by_setting("defrag")];
-    Claim::possible(
-        piece.inside,
-        format!("memory is fragmented: no block of {} is free", facts.huge),
-        evidence,
-    )
-    .hint("echo 1 | sudo tee /proc/sys/vm/compact_memory")
+    let what = match free {
+        0 => format!("memory is fragmented: no block of {} is free", facts.huge),
+        _ => format!(
+            "memory is fragmented or full: {free} blocks of {} are free, and these pages need {needed}",
+            facts.huge
+        ),
+    };
+    Claim::possible(piece.inside.saturating_sub(free * facts.huge.bytes()), what, evidence)
+        .hint("echo 1 | sudo tee /proc/sys/vm/compact_memory")
 }
 
 /// Claims memory that khugepaged has not joined yet.
