@@ -120,6 +120,7 @@ export interface Latency {
   p99_ns: number;
   max_ns: number;
   provenance: Provenance;
+  buckets?: { up_to_ns: number; count: number }[];
 }
 
 export interface Run {
@@ -198,6 +199,15 @@ export interface Bill {
   environment: Facts;
 }
 
+/** The second-level TLB of a CPU for pages of one size. */
+export interface KnownTlb {
+  cpu: string;
+  page_bytes: number;
+  entries: number;
+  tlb_miss_count: number;
+  source: string;
+}
+
 export interface MissCurves {
   of: string;
   provenance: Provenance;
@@ -205,8 +215,8 @@ export interface MissCurves {
   access_count: number;
   thread_count: number;
   interval_access_count: number;
-  /** No command writes it yet. */
   heatmap?: Heatmap;
+  known_tlbs?: KnownTlb[];
   curves: {
     page_bytes: number;
     is_exact: boolean;
@@ -243,6 +253,7 @@ export interface ProfileLine {
   misses: number;
   share: number;
   time_share: number;
+  lines?: { file: string; line: number; misses: number }[];
 }
 
 export interface Trapstat {

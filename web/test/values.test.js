@@ -404,3 +404,69 @@ test("a heatmap shows the counts of its document", async () => {
   assert.deepEqual(faults, []);
   await close();
 });
+
+test("histograms have each bucket of the document", async () => {
+  const { latency } = JSON.parse(document("run-mmap3").text);
+  const { page, close } = await open([document("run-mmap3")]);
+  await unfold(page);
+  const [, ...rows] = await cells(page, "Faults by latency");
+  const buckets = Object.entries(latency).flatMap(([kind, { buckets }]) =>
+    buckets.map((bucket) => ({ kind, ...bucket })),
+  );
+  assert.deepEqual(
+    rows.map(([kind, , faults]) => [kind, faults]),
+    buckets.map((bucket) => [bucket.kind, count(bucket.count)]),
+  );
+  rows.forEach(([, upTo], nth) => assertNear(upTo, buckets[nth].up_to_ns));
+  const columns = page.locator(".histogram .column");
+  assert.equal(await columns.count(), buckets.length);
+  await columns.first().hover({ force: true });
+  assert.ok((await page.locator(".tip").innerText()).startsWith(`${buckets[0].kind}: `));
+  await close();
+});
+
+test("the TLBs of known CPUs are those of the document", async () => {
+  const { known_tlbs: known } = JSON.parse(document("misscurve-sort").text);
+  const { page, close } = await open([document("misscurve-sort")]);
+  const [, ...rows] = await cells(page, "Misses if they were fully associative");
+  assert.ok(rows.length > 0);
+  assert.deepEqual(
+    rows.map(([cpu, , entries, , misses]) => [cpu, entries, misses]),
+    known.map(({ cpu, entries, tlb_miss_count }) => [cpu, count(entries), count(tlb_miss_count)]),
+  );
+  await close();
+});
+
+test("source lines are in the order of their misses", async () => {
+  const { profiles } = JSON.parse(document("trapstat-gather").text);
+  const lines = profiles[0].functions.flatMap(({ lines = [] }) => lines);
+  lines.sort((one, other) => other.misses - one.misses);
+  const { page, close } = await open([document("trapstat-gather")]);
+  const [, ...rows] = await cells(page, "Misses by source line");
+  assert.deepEqual(
+    rows.map(([line, misses]) => [line, misses]),
+    lines.map(({ file, line, misses }) => [`${file}:${line}`, count(misses)]),
+  );
+  assert.match(rows[0][0], /gather\.c:\d+$/);
+  await close();
+});
+
+test("runs with a series stand side by side", async () => {
+  const { runs } = JSON.parse(document("runs-beside").text);
+  const { page, close } = await open([document("runs-beside")]);
+  const titles = await page.locator(".beside figcaption").allInnerTexts();
+  for (const chart of ["Faults", "Paging", "Page-in latency"]) {
+    for (const { machine } of runs.filter(
+      ({ machine }) => chart !== "Page-in latency" || machine.kind === "host",
+    ))
+      assert.ok(
+        titles.some((title) => title.startsWith(`${chart}, ${machine.name}: `)),
+        `${chart} of ${machine.name} is not in ${titles}`,
+      );
+  }
+  const [left, right] = await Promise.all(
+    [0, 1].map((nth) => page.locator(".beside").first().locator("figure").nth(nth).boundingBox()),
+  );
+  assert.equal(left.y, right.y);
+  await close();
+});

@@ -28,6 +28,8 @@ const KINDS = {
   machines: 0,
   misscurve: 1,
   "misscurve-sort": 2,
+  "trapstat-gather": 0,
+  "runs-beside": 6,
   trapstat: 0,
   "trapstat-sort": 0,
   whatif: 0,

@@ -38,18 +38,35 @@ pub fn check() -> Result<()> {
         bail!("{ASSET} is not what {SOURCES} makes; run `cargo xtask web`, and commit it");
     }
     packages::provide_files(BROWSER.into_iter())?;
-    shell::succeed(npm().arg("test"))
+    shell::succeed(in_sources("npm").arg("test"))
+}
+
+/// Provides what the page's scripts need to open it in a browser.
+///
+/// # Errors
+/// Without Node or a browser.
+pub fn prepare() -> Result<()> {
+    if let Some(reason) = missing_node() {
+        bail!("{reason}");
+    }
+    packages::provide_files(BROWSER.into_iter())?;
+    install()
 }
 
 fn built() -> Result<()> {
-    shell::succeed(npm().args(["ci", "--no-audit", "--no-fund", "--silent"]))?;
-    shell::succeed(npm().args(["run", "--silent", "build"]))
+    install()?;
+    shell::succeed(in_sources("npm").args(["run", "--silent", "build"]))
 }
 
-fn npm() -> Command {
-    let mut npm = Command::new("npm");
-    npm.current_dir(SOURCES);
-    npm
+fn install() -> Result<()> {
+    shell::succeed(in_sources("npm").args(["ci", "--no-audit", "--no-fund", "--silent"]))
+}
+
+/// Returns a program that starts in the folder of the page's sources.
+pub fn in_sources(program: &str) -> Command {
+    let mut command = Command::new(program);
+    command.current_dir(SOURCES);
+    command
 }
 
 /// Returns what is missing to build the page.

@@ -4,7 +4,7 @@ use crate::exit;
 use crate::output::{self, comparison, documents::Outputs};
 use anyhow::{Context, Result, bail};
 use pagetax_core::compare::{Comparable, Comparison, Comparisons, compare};
-use pagetax_core::threshold::{Judgement, RangeThreshold};
+use pagetax_core::threshold::RangeThreshold;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -70,22 +70,14 @@ fn read(path: &Path) -> Result<Comparable> {
     Comparable::parse(&text).with_context(|| path.display().to_string())
 }
 
-/// Judges all comparisons; a failed threshold outweighs one that could not be judged.
+/// Judges all comparisons by all thresholds; the worst code is that of the command.
 fn judge(comparisons: &Comparisons, thresholds: &[RangeThreshold]) -> ExitCode {
-    let mut code = exit::FINE;
-    let of = |one| thresholds.iter().map(move |threshold| (one, threshold));
-    for (one, threshold) in comparisons.comparisons.iter().flat_map(of) {
-        match one.judge(threshold) {
-            Judgement::Passed => {}
-            Judgement::Failed(why) => {
-                output::say(&format!("threshold failed for {}: {why}", one.names[1]));
-                code = exit::THRESHOLD_FAILED;
-            }
-            Judgement::NotJudged(why) => {
-                output::note(&format!("threshold not judged for {}: {why}", one.names[1]));
-                code = if code == exit::FINE { exit::UNMET } else { code };
-            }
-        }
-    }
-    code.into()
+    let of = |one: &Comparison| {
+        let judgements = thresholds.iter().map(|threshold| one.judge(threshold));
+        output::judged(&format!(" for {}", one.names[1]), judgements)
+    };
+    let codes: Vec<u8> = comparisons.comparisons.iter().map(of).collect();
+    let has = |code: &u8| codes.contains(code);
+    let code = [exit::THRESHOLD_FAILED, exit::UNMET].into_iter().find(has);
+    code.unwrap_or(exit::FINE).into()
 }

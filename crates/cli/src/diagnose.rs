@@ -69,7 +69,7 @@ pub struct Args {
     warmup: u32,
 
     /// Time that the rounds may take when --runs is not given, all included; there are never fewer than three
-    #[arg(long, value_name = "TIME", default_value = "1min")]
+    #[arg(long, value_name = "TIME", default_value = "2min")]
     time: Nanos,
 
     /// Page sizes to try: of the heap 4K for base pages, 64K and the like, 2M, hugetlb:2M, each a trial; by
@@ -177,6 +177,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
     );
     drop(progress);
     let rounds = rounds.map_err(exit::of_trial)?;
+    let is_time_up = rounds.ended == Ended::TimeUp;
+    let stopping = if is_time_up { Stopping::TimeUp } else { stopping };
     let mut diagnosis = diagnosis_of(&launch, &recipes, skipped, &rounds, stopping, basis.get());
     let budget = |(run, watched): (Finished, Watched)| {
         budget_of(&run, &watched, &diagnosis.trials, recorded)

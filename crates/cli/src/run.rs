@@ -2,7 +2,7 @@
 
 use crate::machines::Here;
 use crate::memory_servers::CopiesArgs;
-use crate::output::documents::Outputs;
+use crate::output::documents::{Outputs, jsonl};
 use crate::output::{self, columns, progress::Progress, report, sweep};
 use crate::{calibrate, exit, jobs, machines};
 use anyhow::{Result, anyhow, bail};
@@ -12,7 +12,7 @@ use pagetax_core::plan::Plan;
 use pagetax_core::quantity::Params;
 use pagetax_core::report::{Recording, Run, Runs, Warning};
 use pagetax_core::sweep::Sweep;
-use pagetax_core::threshold::{Judgement, Threshold};
+use pagetax_core::threshold::Threshold;
 use pagetax_core::units::Nanos;
 use pagetax_host::measure::budget::counts_walks;
 use pagetax_host::pages::base_page;
@@ -32,6 +32,7 @@ Examples:
   pagetax run mine.toml --json=report.json               your own job, as a document
   pagetax run mmap3 --set backing=remote,size=1200M,resident=256M --servers a,b --copies 2
                                                          on the memory of other machines
+  pagetax run mmap3 --interval 1s --stream | jq .time_ns  each second of the series when it has passed
   pagetax run mmap3 --fail-if 'p99_fault_ns>20000'       exit code 1 when faults are slow";
 
 /// Run a job and report what its memory costs
@@ -64,6 +65,11 @@ pub struct Args {
 
     #[command(flatten)]
     outputs: Outputs<Runs>,
+
+    /// Write each point of the series to stdout when it is taken, as a line of JSON; the report goes to
+    /// stderr
+    #[arg(long)]
+    stream: bool,
 
     /// Most of this machine's memory that the job may lock, in percent; others need the last 10
     #[arg(long, value_name = "PERCENT", default_value_t = 25,
@@ -116,21 +122,40 @@ pub fn run(args: Args) -> Result<ExitCode> {
         .flat_map(|point| opened.iter().map(|on| Case::new(&job, on, point, &args)))
         .collect::<Result<Vec<_>>>()?;
     args.outputs.check_writable()?;
+    check_stream(&args, &cases)?;
     if cases.iter().any(Case::needs_costs) && !counts_walks() {
         calibrate::if_quiet()?;
     }
     let mut ended_early = None;
     let mut runs = Vec::new();
-    for (run, error) in run_all(&cases) {
+    for (run, error) in run_all(&cases, args.stream) {
         runs.push(run);
         ended_early = ended_early.or(error);
     }
     let runs = Runs { swept: sweep.swept, runs };
-    args.outputs.print(&runs, text)?;
+    if args.stream {
+        args.outputs.write(&runs)?;
+        output::say(text(&runs).trim_end());
+    } else {
+        args.outputs.print(&runs, text)?;
+    }
     match ended_early {
         Some(error) => Err(exit::with(code_of(&error), error)),
-        None => judge(&runs.runs, &args.fail_if),
+        None => Ok(judge(&runs.runs, &args.fail_if)),
     }
+}
+
+/// Refuses a stream that would be empty, or that another document would interrupt.
+fn check_stream(args: &Args, cases: &[Case]) -> Result<()> {
+    if args.stream && args.outputs.takes_stdout() {
+        bail!(
+            "stdout takes the stream\n  hint: give the document a file, as in --json=report.json"
+        );
+    }
+    if args.stream && cases.iter().all(|case| case.plan.measure.interval.is_none()) {
+        bail!("there is no series to stream\n  hint: add --interval 1s");
+    }
+    Ok(())
 }
 
 /// Opens memory servers for regions with backing=remote.
@@ -155,17 +180,19 @@ type Outcome = (Run, Option<RunError>);
 
 /// Runs simulations first, on all cores. Measured runs follow one after another, with the machine to
 /// themselves. Reports are in the order of the cases. A measured run that ended early is the last one.
-fn run_all(cases: &[Case]) -> Vec<Outcome> {
+fn run_all(cases: &[Case], is_streamed: bool) -> Vec<Outcome> {
     let mut outcomes: Vec<Option<Outcome>> = cases.iter().map(|_| None).collect();
     let simulated: Vec<usize> = (0..cases.len()).filter(|i| cases[*i].is_simulated()).collect();
     if simulated.len() > 1 {
-        for (index, outcome) in in_parallel(cases, &simulated) {
+        for (index, outcome) in in_parallel(cases, &simulated, is_streamed) {
             outcomes[index] = Some(outcome);
         }
     }
-    for (case, outcome) in cases.iter().zip(&mut outcomes).filter(|(_, done)| done.is_none()) {
+    for (nth, outcome) in outcomes.iter_mut().enumerate().filter(|(_, done)| done.is_none()) {
+        let case = &cases[nth];
         let mut progress = Progress::start(&format!("{} on {}", case.plan.job.name, case.on));
-        let (_, error) = outcome.insert(case.run(|done| progress.update(done)));
+        let stream = is_streamed.then_some(nth);
+        let (_, error) = outcome.insert(case.run(stream, |done| progress.update(done)));
         if error.is_some() {
             break;
         }
@@ -173,11 +200,12 @@ fn run_all(cases: &[Case]) -> Vec<Outcome> {
     outcomes.into_iter().flatten().collect()
 }
 
-fn in_parallel(cases: &[Case], wanted: &[usize]) -> Vec<(usize, Outcome)> {
+fn in_parallel(cases: &[Case], wanted: &[usize], is_streamed: bool) -> Vec<(usize, Outcome)> {
     let next = AtomicUsize::new(0);
     let work = || {
         let take = || wanted.get(next.fetch_add(1, Ordering::Relaxed)).copied();
-        std::iter::from_fn(take).map(|index| (index, cases[index].run(|_| {}))).collect()
+        let run = |nth: usize| (nth, cases[nth].run(is_streamed.then_some(nth), |_| {}));
+        std::iter::from_fn(take).map(run).collect()
     };
     let workers = std::thread::available_parallelism().map_or(1, usize::from).min(wanted.len());
     std::thread::scope(|scope| {
@@ -224,9 +252,13 @@ impl<'a> Case<'a> {
         self.spec.kind == MachineKind::Host && !accesses.is_empty()
     }
 
-    /// Returns the report, also of a run that ended early; then with the reason.
-    fn run(&self, on_progress: impl FnMut(f64)) -> Outcome {
+    /// Returns the report, also of a run that ended early; then with the reason. Streams the series if it
+    /// gets the run's number.
+    fn run(&self, stream: Option<usize>, on_progress: impl FnMut(f64)) -> Outcome {
         let mut recording = Recording::new(&self.plan, &self.spec).on_progress(on_progress);
+        if let Some(nth) = stream {
+            recording = recording.on_sample(self.streamed(nth));
+        }
         let error = self.machine.run_checked(&self.plan, &self.checked, &mut recording).err();
         if let Some(error) = &error {
             recording.warning(Warning {
@@ -236,6 +268,21 @@ impl<'a> Case<'a> {
             });
         }
         (recording.finish(), error)
+    }
+
+    /// Returns a function that prints points of this run's series. After an error it says so once and is
+    /// silent: the run itself goes on.
+    fn streamed(&self, nth: usize) -> impl FnMut(u64, &[(&'static str, u64)]) {
+        let mut is_open = true;
+        move |time_ns, values| {
+            let values = [("time_ns", time_ns)].into_iter().chain(values.iter().copied());
+            let values = values.map(|(id, value)| (id.to_string(), Some(value)));
+            let line = jsonl::line(nth, (&self.plan.job.name, &self.spec.name), values);
+            if is_open && let Err(error) = output::print(&line) {
+                output::error(&error);
+                is_open = false;
+            }
+        }
     }
 }
 
@@ -256,28 +303,10 @@ fn text(document: &Runs) -> String {
     }
 }
 
-/// Judges all reports by all thresholds; a failed threshold outweighs one that could not be judged.
-fn judge(runs: &[Run], thresholds: &[Threshold]) -> Result<ExitCode> {
-    let mut code = exit::FINE;
-    for threshold in thresholds {
-        for run in runs {
-            match threshold.judge(run) {
-                Judgement::Passed => {}
-                Judgement::Failed(why) => {
-                    output::say(&format!("threshold failed: {why}"));
-                    code = exit::THRESHOLD_FAILED;
-                }
-                Judgement::NotJudged(why) => {
-                    output::note(&format!(
-                        "threshold not judged: {why}\n  hint: drop it, or run on a machine that \
-                         has this reading (`pagetax doctor`)"
-                    ));
-                    code = if code == exit::FINE { exit::UNMET } else { code };
-                }
-            }
-        }
-    }
-    Ok(code.into())
+/// Judges all reports by all thresholds.
+fn judge(runs: &[Run], thresholds: &[Threshold]) -> ExitCode {
+    let of_all = |threshold| runs.iter().map(move |run| Threshold::judge(threshold, run));
+    output::judged("", thresholds.iter().flat_map(of_all)).into()
 }
 
 #[cfg(test)]

@@ -42,6 +42,13 @@ fn the_curve_of_a_cycle_is_a_step() {
     // Distances from 512 on are kept within 0.4 %.
     let reach = document["curves"][0]["reach"]["entries"].as_u64().unwrap();
     assert!((996..=1000).contains(&reach), "{reach}");
+    let known = document["known_tlbs"].as_array().unwrap();
+    let of = |cpu: &str, page_bytes: u64| {
+        let tlb = known.iter().find(|tlb| tlb["cpu"] == cpu && tlb["page_bytes"] == page_bytes);
+        ["entries", "tlb_miss_count"].map(|key| tlb.unwrap()[key].as_u64().unwrap())
+    };
+    assert_eq!(of("AMD Zen 4", 4096), [3072, 1000]);
+    assert_eq!(of("Intel Sapphire Rapids", 2 << 20), [1024, 2]);
     let csv = text(&pagetax(&["misscurve", "a.ptt", "--csv"], at).stdout);
     assert!(csv.lines().any(|line| line == "4096,512,10000,10000,true"), "{csv}");
     let table = text(&pagetax(&["misscurve", "a.ptt"], at).stdout);

@@ -109,3 +109,30 @@ fn progress_needs_a_terminal_that_no_program_prints_on() {
         assert!(!is_progress(&errors), "{errors}");
     }
 }
+
+#[test]
+fn a_stream_is_the_series_of_the_report() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |words: &[&str]| {
+        let mut pagetax = Command::new(env!("CARGO_BIN_EXE_pagetax"));
+        pagetax.args(["run", "mmap3", "--on", "sim:alpha-nms", "--stream"]).args(words);
+        pagetax.current_dir(folder.path()).stdin(Stdio::null()).output().unwrap()
+    };
+    let output = run(&["--json=report.json"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.contains("Counters"), "{said}");
+    let json = std::fs::read_to_string(folder.path().join("report.json")).unwrap();
+    let report: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let columns = report["series"]["columns"].as_object().unwrap();
+    let lines = String::from_utf8(output.stdout).unwrap();
+    let lines: Vec<serde_json::Value> =
+        lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.len(), columns["time_ns"].as_array().unwrap().len());
+    for (nth, line) in lines.iter().enumerate() {
+        assert_eq!((&line["run"], &line["job"]), (&1.into(), &"mmap3".into()));
+        columns.iter().for_each(|(id, values)| assert_eq!(line[id], values[nth], "{id} at {nth}"));
+    }
+    let refused = run(&["--json"]);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(refused.status.code() == Some(2) && said.contains("--json=report.json"), "{said}");
+}

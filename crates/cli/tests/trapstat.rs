@@ -420,6 +420,40 @@ fn native_bursts_find_what_a_full_recording_does() {
 }
 
 #[test]
+fn source_lines_that_miss_are_named() {
+    if !has_all(&["valgrind", "gcc"]) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let source = "#include <stdlib.h>\n\
+        int main(void) {\n\
+        \u{20}volatile char *memory = malloc(16 << 20);\n\
+        \u{20}for (long at = 0; at < 4096; at++)\n\
+        \u{20} memory[at * 4096] = 1;\n\
+        \u{20}return 0;\n}\n";
+    let program = compiled("lines", source, &["-g", "-O0"], folder.path());
+    let output =
+        trapstat(&["--backend", "record", "--json=lines.json", "--", &program], folder.path());
+    assert!(output.status.success(), "{output:?}");
+    let tables = String::from_utf8_lossy(&output.stderr).into_owned();
+    let json = std::fs::read_to_string(folder.path().join("lines.json")).unwrap();
+    let document: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let worst = &document["profiles"][0]["functions"][0]["lines"][0];
+    assert!(worst["file"].as_str().unwrap().ends_with("lines.c"), "{worst}");
+    assert_eq!(worst["line"], 5, "{worst}");
+    assert!(worst["misses"].as_u64().unwrap() >= 3000, "{worst}");
+    assert!(tables.contains("lines.c:5"), "{tables}");
+    // Without debug information there is nothing to name.
+    let program = compiled("bare", source, &["-g0", "-O0"], folder.path());
+    let output =
+        trapstat(&["--backend", "record", "--json=bare.json", "--", &program], folder.path());
+    assert!(output.status.success(), "{output:?}");
+    let json = std::fs::read_to_string(folder.path().join("bare.json")).unwrap();
+    let document: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert!(document["profiles"][0]["functions"][0].get("lines").is_none(), "{json}");
+}
+
+#[test]
 fn children_are_followed_on_request() {
     if !has_all(&["valgrind", "cc"]) {
         return;

@@ -152,14 +152,18 @@ impl Document for Diagnosis {
     const KIND: &'static str = "diagnosis";
 }
 
-/// Fills in each trial's speed-ups against the trials named [`AS_IS`] and [`BASE`].
+/// Fills in each trial's speed-ups against the trials named [`AS_IS`] and [`BASE`]. A trial that needed no
+/// more rounds before the time was up was decided by a look.
 pub fn compare_trials(trials: &mut [Trial], stopping: Stopping, basis: Basis) {
     let runs_of = |trials: &[Trial], name: &str| {
         trials.iter().find(|t| t.name == name).map(|t| basis.beyond_start_ns(t))
     };
     let (as_is, base) = (runs_of(trials, AS_IS), runs_of(trials, BASE));
     let comparisons = trials.len().saturating_sub(1);
+    let rounds = trials.iter().map(|trial| trial.runs_ns.len()).max().unwrap_or(0);
     for trial in trials {
+        let was_dropped = stopping == Stopping::TimeUp && trial.runs_ns.len() < rounds;
+        let stopping = if was_dropped { Stopping::Sequential } else { stopping };
         let over = |runs: &Option<Vec<u64>>, name: &str| match runs {
             Some(runs) if trial.name != name => {
                 stopping.ratio(runs, &basis.beyond_start_ns(trial), comparisons)

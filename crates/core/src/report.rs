@@ -71,7 +71,25 @@ pub struct Latency {
     pub max_ns: u64,
     /// The provenance of the times.
     pub provenance: Provenance,
+    /// The histogram, from short to long. Buckets in which no fault lies are left out.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub buckets: Vec<LatencyBucket>,
 }
+
+/// The faults in one bucket of a latency histogram.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct LatencyBucket {
+    /// The longest latency of the bucket, which begins above the shorter one.
+    pub up_to_ns: u64,
+    /// The number of faults.
+    pub count: u64,
+}
+
+/// The upper end of the first bucket. Faults take longer.
+const FIRST_BUCKET_NS: u64 = 64;
+/// The ratio of a bucket's ends: four buckets in each doubling.
+const BUCKET_RATIO: f64 = 1.189_207_115;
 
 impl Latency {
     /// Summarizes a histogram of nanoseconds.
@@ -86,8 +104,18 @@ impl Latency {
             p99_ns: histogram.value_at_quantile(0.99),
             max_ns: histogram.max(),
             provenance,
+            buckets: buckets(histogram),
         }
     }
+}
+
+fn buckets(histogram: &Histogram<u64>) -> Vec<LatencyBucket> {
+    let all = histogram.iter_log(FIRST_BUCKET_NS, BUCKET_RATIO);
+    let bucket = |bucket: hdrhistogram::iterators::IterationValue<u64>| LatencyBucket {
+        up_to_ns: bucket.value_iterated_to(),
+        count: bucket.count_since_last_iteration(),
+    };
+    all.map(bucket).filter(|bucket| bucket.count > 0).collect()
 }
 
 /// Something to know about a run, and what to do about it.
@@ -183,7 +211,11 @@ pub struct Recording<'a> {
     /// Minor and major faults together, and their number. Percentiles of the two cannot be added up later.
     all_faults: Option<(Histogram<u64>, Option<u64>)>,
     on_progress: Option<Box<dyn FnMut(f64) + 'a>>,
+    on_sample: Option<OnSample<'a>>,
 }
+
+/// A function that receives each point of the series: the time and the values.
+type OnSample<'a> = Box<dyn FnMut(u64, &[(&'static str, u64)]) + 'a>;
 
 impl<'a> Recording<'a> {
     /// Begins the report of a plan on a machine.
@@ -204,12 +236,18 @@ impl<'a> Recording<'a> {
             environment: Environment::new(),
             warnings: Vec::new(),
         };
-        Recording { run, all_faults: None, on_progress: None }
+        Recording { run, all_faults: None, on_progress: None, on_sample: None }
     }
 
     /// Calls `callback` with the share of the run that is done.
     pub fn on_progress(mut self, callback: impl FnMut(f64) + 'a) -> Self {
         self.on_progress = Some(Box::new(callback));
+        self
+    }
+
+    /// Calls `callback` with each point of the series when it is taken.
+    pub fn on_sample(mut self, callback: impl FnMut(u64, &[(&'static str, u64)]) + 'a) -> Self {
+        self.on_sample = Some(Box::new(callback));
         self
     }
 
@@ -242,6 +280,9 @@ impl Sink for Recording<'_> {
     }
 
     fn sample(&mut self, time_ns: u64, values: &[(&'static str, u64)]) {
+        if let Some(callback) = &mut self.on_sample {
+            callback(time_ns, values);
+        }
         let columns = &mut self.run.series.columns;
         let before = columns.get("time_ns").map_or(0, Vec::len);
         for (id, value) in [("time_ns", time_ns)].iter().chain(values) {
@@ -307,6 +348,22 @@ mod tests {
     use super::*;
     use crate::job::Job;
     use crate::units::{Bytes, PageSize};
+
+    #[test]
+    fn buckets_hold_each_fault_once() {
+        let mut histogram = Histogram::new(3).unwrap();
+        let times = [50, 700, 701, 90_000, 3_000_000_000];
+        times.iter().for_each(|ns| histogram.record(*ns).unwrap());
+        let buckets = Latency::of(&histogram, None, Provenance::Measured).buckets;
+        let counts: Vec<u64> = buckets.iter().map(|bucket| bucket.count).collect();
+        assert_eq!(counts, [1, 2, 1, 1], "{buckets:?}");
+        for (bucket, longest) in buckets.iter().zip([50, 701, 90_000, 3_000_000_000]) {
+            let up_to = bucket.up_to_ns as f64;
+            let is_near = up_to <= 64.0 || up_to < longest as f64 * BUCKET_RATIO * 1.01;
+            assert!(bucket.up_to_ns >= longest && is_near, "{bucket:?}");
+        }
+        assert!(buckets.is_sorted_by_key(|bucket| bucket.up_to_ns));
+    }
 
     #[test]
     fn all_faults_are_the_minor_and_the_major_ones() {

@@ -4,6 +4,7 @@ use crate::counters::Side;
 use crate::curves::Curves;
 use crate::forecast::{Bounded, Forecast, Prediction};
 use crate::heatmap::HeatmapCounts;
+use crate::known_tlbs::{KnownTlb, known_tlbs};
 use crate::predict::{Faults, Walks};
 use crate::profile::Profile;
 use pagetax_core::calibration::WalkPattern;
@@ -65,6 +66,9 @@ pub struct MissCurves {
     /// Page changes by time and address. Absent in documents of an earlier pagetax.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heatmap: Option<HeatmapCounts>,
+    /// The second-level TLBs of known CPUs, with their misses if they were fully associative.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub known_tlbs: Vec<KnownTlb>,
 }
 
 /// The TLB misses with one page size.
@@ -132,6 +136,10 @@ impl MissCurves {
             },
             working_set_page_counts: curves.working_sets().iter().map(|pages| pages[nr]).collect(),
         };
+        let known = curves.page_sizes().iter().enumerate();
+        let known = known
+            .flat_map(|(nr, size)| known_tlbs(*size, |entries| curves.misses(nr, entries)))
+            .collect();
         MissCurves {
             of,
             exit,
@@ -142,6 +150,7 @@ impl MissCurves {
             interval_access_count,
             curves: curves.page_sizes().iter().enumerate().map(curve).collect(),
             heatmap: Some(curves.heatmap().counts()),
+            known_tlbs: known,
         }
     }
 }

@@ -30,6 +30,7 @@ pub mod engine;
 pub mod filter;
 pub mod forecast;
 pub mod heatmap;
+pub mod known_tlbs;
 pub mod listing;
 
 pub mod native;

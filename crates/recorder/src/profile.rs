@@ -2,7 +2,7 @@
 
 use crate::places::Place;
 use crate::simulate::{MissShare, Simulation};
-use crate::symbols::{Function, Symbols};
+use crate::symbols::{Function, SourceLine, Symbols};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 
@@ -18,7 +18,25 @@ pub struct ProfileLine {
     pub share: f64,
     /// The fraction of the configuration's CPU time.
     pub time_share: f64,
+    /// The function's source lines that miss most. Empty without debug information, and of memory.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lines: Vec<LineMisses>,
 }
+
+/// The misses of one source line.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct LineMisses {
+    /// The path of the source file, as the compiler had it.
+    pub file: String,
+    /// The number of the line, from 1.
+    pub line: u32,
+    /// Accesses that missed all TLB levels.
+    pub misses: u64,
+}
+
+/// The most source lines of a function.
+const LINES_MAX: usize = 10;
 
 /// The profile of one configuration, with the largest lines first.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -39,14 +57,39 @@ pub fn profile(simulation: &mut Simulation, config: usize, title: &str, top: usi
     let by_instruction = simulation.by_instruction(config);
     let spaces: Vec<_> = simulation.processes().map(|(_, space)| space).collect();
     let mut symbols = Symbols::default();
-    let functions = by_instruction.into_iter().map(|((process, instruction), share)| {
-        (function_name(&symbols.function(spaces[process], instruction)), share)
-    });
-    let functions = lines(functions, clock_ps, top);
+    let mut name_of = |&((process, instruction), _): &((usize, u64), MissShare)| {
+        function_name(&symbols.function(spaces[process], instruction))
+    };
+    let names: Vec<String> = by_instruction.iter().map(&mut name_of).collect();
+    let shares = by_instruction.iter().map(|(_, share)| *share);
+    let mut functions = lines(names.iter().cloned().zip(shares), clock_ps, top);
+    for function in &mut functions {
+        let its_own = by_instruction.iter().zip(&names).filter(|(_, name)| **name == function.name);
+        let its_lines = its_own.filter_map(|(((process, instruction), share), _)| {
+            Some((symbols.line(spaces[*process], *instruction)?, share.count))
+        });
+        function.lines = largest(its_lines);
+    }
     let places = simulation.by_place(config).iter().enumerate();
     let memory =
         places.map(|(number, share)| (place_name(simulation.places().get(number as u16)), *share));
     Profile { title: title.into(), functions, memory: lines(memory, clock_ps, top) }
+}
+
+/// Adds up the misses of source lines, and returns those with the most, in falling order.
+fn largest(misses: impl Iterator<Item = (SourceLine, u64)>) -> Vec<LineMisses> {
+    let mut sums: HashMap<SourceLine, u64> = HashMap::new();
+    misses.for_each(|(line, count)| *sums.entry(line).or_default() += count);
+    let mut lines: Vec<LineMisses> = sums
+        .into_iter()
+        .filter(|(_, misses)| *misses > 0)
+        .map(|(SourceLine { file, line }, misses)| LineMisses { file, line, misses })
+        .collect();
+    lines.sort_by(|a, b| {
+        b.misses.cmp(&a.misses).then_with(|| (&a.file, a.line).cmp(&(&b.file, b.line)))
+    });
+    lines.truncate(LINES_MAX);
+    lines
 }
 
 fn lines(
@@ -70,6 +113,7 @@ fn lines(
             misses: share.count,
             share: share.count as f64 / all.max(1) as f64,
             time_share: share.ps as f64 / clock_ps as f64,
+            lines: Vec::new(),
         })
         .collect();
     lines.sort_by(|a, b| b.misses.cmp(&a.misses).then_with(|| a.name.cmp(&b.name)));

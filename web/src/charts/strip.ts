@@ -56,6 +56,19 @@ export function tick(share: number, style = ""): SVGElement {
   return s("line", { class: `tick ${style}`, x1: at(share), x2: at(share), y1: 0, y2: "100%" });
 }
 
+/** Makes a column of a histogram, with the text that shows when a pointer is on it. */
+export function column(from: number, to: number, height: number, tip: string): SVGElement {
+  const [y, part] = [1 - height, height].map((share) => `${(share * 100).toFixed(2)}%`);
+  return s("rect", {
+    class: "column",
+    x: at(from),
+    width: at(clamp(to) - clamp(from)),
+    y: y!,
+    height: part!,
+    "data-tip": tip,
+  });
+}
+
 /** Makes a small dot for each value as one path: 1,000 elements for each of 100 trials would take seconds. */
 export function cloud(shares: number[]): SVGElement {
   // Rows of dots, so that equal values do not hide each other.
@@ -67,6 +80,11 @@ export function cloud(shares: number[]): SVGElement {
     { viewBox: "0 0 1000 10", preserveAspectRatio: "none" },
     s("path", { class: "cloud", d: path }),
   );
+}
+
+/** Makes a histogram, whose columns have their own texts. */
+export function histogram(...columns: SVGElement[]): HTMLElement {
+  return h("span", { class: "strip histogram", "aria-hidden": true }, s("svg", {}, ...columns));
 }
 
 /** Makes a strip with the text that shows when a pointer is on it. */

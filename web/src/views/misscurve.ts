@@ -3,8 +3,8 @@ import { heatmap } from "../charts/heatmap";
 import { lineChart } from "../charts/lines";
 import { folded, section } from "../dom";
 import { bytes, count, fixed, MISSING, quantity } from "../format";
-import { number, table } from "../table";
-import type { MissCurves } from "../types";
+import { number, table, text } from "../table";
+import type { KnownTlb, MissCurves } from "../types";
 import { article, title } from "./parts";
 
 type Curve = MissCurves["curves"][number];
@@ -40,6 +40,7 @@ export function missCurveView(document: MissCurves): HTMLElement {
         number("pages touched", ({ page_count }) => count(page_count)),
       ]),
     ),
+    knownSection(document),
     section(
       `Working set, in intervals of ${count(interval_access_count)} accesses`,
       workingSetChart(curves),
@@ -61,7 +62,35 @@ function percentText(percent: number): string {
   return fixed(percent, percent >= 10 ? 1 : Math.min(Math.max(2 - Math.floor(Math.log10(percent)), 2), 7));
 }
 
-function curveChart({ curves, access_count }: MissCurves): HTMLElement {
+/** Makes the table of the TLBs that are marked on the chart, and of those for other pages. */
+function knownSection({ known_tlbs = [], access_count }: MissCurves): HTMLElement | null {
+  const share = ({ tlb_miss_count }: KnownTlb) =>
+    access_count > 0 ? percentText((tlb_miss_count * 100) / access_count) : MISSING;
+  return section(
+    "Second-level TLBs of known CPUs",
+    known_tlbs.length > 0 &&
+      table("Misses if they were fully associative", known_tlbs, [
+        text("CPU", ({ cpu }) => cpu),
+        number("pages", ({ page_bytes }) => bytes(page_bytes)),
+        number("entries", ({ entries }) => count(entries)),
+        number("reach", ({ entries, page_bytes }) => bytes(entries * page_bytes)),
+        number("misses", ({ tlb_miss_count }) => count(tlb_miss_count)),
+        number("% of accesses", share),
+        text("source", ({ source }) => source, "text"),
+      ]),
+  );
+}
+
+/** Returns a mark for each number of entries that known CPUs have for the first curve's pages. */
+function knownMarks({ curves, known_tlbs = [] }: MissCurves): { line: number; x: number; text: string }[] {
+  const own = known_tlbs.filter(({ page_bytes }) => page_bytes === curves[0]?.page_bytes);
+  const sizes = [...new Set(own.map(({ entries }) => entries))];
+  const names = (size: number) => own.filter(({ entries }) => entries === size).map(({ cpu }) => cpu);
+  return sizes.map((x) => ({ line: 0, x, text: `${count(x)}: ${names(x).join(", ")}` }));
+}
+
+function curveChart(document: MissCurves): HTMLElement {
+  const { curves, access_count } = document;
   const entries = curves[0]!.misses.map((point) => point.entries);
   const percentAt = (curve: Curve) =>
     entries.map((_, row) => {
@@ -77,18 +106,14 @@ function curveChart({ curves, access_count }: MissCurves): HTMLElement {
       show: percentText,
     })),
     yLogBase: 10,
-    notes: curves.flatMap(({ reach, page_bytes }, line) =>
-      reach.entries === null
-        ? []
-        : [
-            {
-              line,
-              x: reach.entries,
-              text: `${reach.percent} % at ${count(reach.entries)} × ${bytes(page_bytes)}`,
-            },
-          ],
-    ),
+    notes: [...curves.flatMap(reachMark), ...knownMarks(document)],
   });
+}
+
+function reachMark({ reach, page_bytes }: Curve, line: number): { line: number; x: number; text: string }[] {
+  if (reach.entries === null) return [];
+  const text = `${reach.percent} % at ${count(reach.entries)} × ${bytes(page_bytes)}`;
+  return [{ line, x: reach.entries, text }];
 }
 
 function countTable({ curves }: MissCurves): HTMLElement {

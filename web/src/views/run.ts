@@ -1,8 +1,20 @@
 /** A run: its tax, its series with phases, latency, budget, counters and the tables of old tools. */
 import { COUNTERS } from "../causes";
 import { lineChart, type Plot } from "../charts/lines";
-import { axis, band, decades, dot, logarithmic, strip, tick, whisker } from "../charts/strip";
-import { h, section } from "../dom";
+import {
+  axis,
+  band,
+  column,
+  decades,
+  dot,
+  histogram,
+  logarithmic,
+  strip,
+  tick,
+  whisker,
+  type Scale,
+} from "../charts/strip";
+import { folded, h, section } from "../dom";
 import { count, MISSING, nanos, quantity, range, unitOf } from "../format";
 import { number, plotColumn, table, text, type Column } from "../table";
 import type { Latency, Phase, Reading, Run } from "../types";
@@ -80,47 +92,47 @@ const CHARTS: { title: string; columns: RegExp; yLogBase?: 10 }[] = [
   { title: "Accesses", columns: /^access_count$/ },
 ];
 
-function seriesSection({ series, phases }: Run): HTMLElement | null {
-  const { time_ns: time, ...columns } = series.columns;
+const isMoving = (values: (number | null)[] | undefined) =>
+  values?.some((value) => value !== null && value !== 0) ?? false;
+
+function seriesSection(run: Run): HTMLElement | null {
+  const { time_ns: time, ...columns } = run.series.columns;
   if (!time?.length) return null;
-  const isMoving = (name: string) => columns[name]!.some((value) => value !== null && value !== 0);
-  const names = Object.keys(columns);
-  const still = names.filter((name) => !isMoving(name));
+  const still = Object.keys(columns).filter((name) => !isMoving(columns[name]));
   const isMissing = (name: string) => columns[name]!.every((value) => value === null);
   const missing = still.filter(isMissing).map((name) => `${name}: missing`);
   const zero = still.filter((name) => !isMissing(name)).map((name) => `${name}: 0`);
-  const others = (name: string) => CHARTS.every((chart) => !chart.columns.test(name));
-  const charts = [...CHARTS, { title: "Others", columns: others }].map(({ columns: wanted, ...chart }) => {
-    const drawn = names.filter(
-      (name) => (typeof wanted === "function" ? wanted(name) : wanted.test(name)) && isMoving(name),
-    );
-    return drawn.length > 0 && seriesChart(chart, drawn, columns, time as number[], phases);
-  });
   return section(
-    `Series, in intervals of ${nanos(series.interval_ns)}`,
-    ...charts,
+    `Series, in intervals of ${nanos(run.series.interval_ns)}`,
+    ...seriesPlots(run).map((plot) => lineChart(plot)),
     still.length > 0 && note(`Throughout the run, ${[...zero, ...missing].join(", ")}`),
   );
 }
 
-function seriesChart(
-  chart: { title: string; yLogBase?: 10 },
-  names: string[],
-  columns: Run["series"]["columns"],
-  time: number[],
-  phases: Phase[],
-): HTMLElement {
-  const plot: Plot = {
-    ...chart,
-    x: { label: "time", values: time, show: nanos },
-    lines: names.map((name) => ({
+/** Returns the charts of a run's series, without columns that are 0 or missing all the time. */
+export function seriesPlots({ series, phases }: Run): Plot[] {
+  const { time_ns: time, ...columns } = series.columns;
+  if (!time?.length) return [];
+  const others = (name: string) => CHARTS.every((chart) => !chart.columns.test(name));
+  const all = [...CHARTS, { title: "Others", columns: others }];
+  return all.flatMap(({ columns: wanted, ...chart }) => {
+    const isWanted = (name: string) => (typeof wanted === "function" ? wanted(name) : wanted.test(name));
+    const drawn = Object.keys(columns).filter((name) => isWanted(name) && isMoving(columns[name]));
+    if (drawn.length === 0) return [];
+    const line = (name: string) => ({
       label: name,
       values: columns[name]!,
-      show: (value) => quantity(unitOf(name), value),
-    })),
-    parts: phases.map(({ name, start_ns, end_ns }) => ({ name, from: start_ns, to: end_ns })),
-  };
-  return lineChart(plot);
+      show: (value: number) => quantity(unitOf(name), value),
+    });
+    return [
+      {
+        ...chart,
+        x: { label: "time", values: time as number[], show: nanos },
+        lines: drawn.map(line),
+        parts: phases.map(({ name, start_ns, end_ns }) => ({ name, from: start_ns, to: end_ns })),
+      },
+    ];
+  });
 }
 
 function latencySection({ latency }: Run): HTMLElement | null {
@@ -162,17 +174,61 @@ function latencySection({ latency }: Run): HTMLElement | null {
         text("provenance", ([, times]) => provenance(times.provenance)),
       ],
     ),
+    ...histograms(rows, scale, marks),
   );
+}
+
+/** The ratio of a bucket's ends: four buckets in each doubling. */
+const BUCKET_RATIO = 2 ** (1 / 4);
+
+/** Makes the histograms of all kinds over one axis, and the table of their buckets. */
+function histograms(
+  latencies: [string, Latency][],
+  scale: Scale,
+  marks: { at: number; text: string }[],
+): HTMLElement[] {
+  const rows = latencies.filter(([, { buckets }]) => buckets?.length);
+  if (rows.length === 0) return [];
+  const plot = ([kind, { buckets = [] }]: [string, Latency]) => {
+    const most = Math.max(...buckets.map((bucket) => bucket.count));
+    return histogram(
+      ...buckets.map(({ up_to_ns, count: faults }) =>
+        column(
+          scale(up_to_ns / BUCKET_RATIO),
+          scale(up_to_ns),
+          faults / most,
+          `${kind}: ${count(faults)} faults of at most ${nanos(up_to_ns)}`,
+        ),
+      ),
+    );
+  };
+  const buckets = rows.flatMap(([kind, latency]) =>
+    (latency.buckets ?? []).map((bucket) => ({ kind, ...bucket })),
+  );
+  return [
+    table("Histogram of latencies, each from 0 to its most frequent", rows, [
+      text("kind", ([kind]) => kind),
+      plotColumn(axis("number of faults by latency", marks), plot),
+      number("most frequent", ([, { buckets: of = [] }]) => count(Math.max(...of.map((one) => one.count)))),
+    ]),
+    folded("Table: histogram of latencies", () =>
+      table("Faults by latency", buckets, [
+        text("kind", ({ kind }) => kind),
+        number("up to", ({ up_to_ns }) => nanos(up_to_ns)),
+        number("faults", ({ count: faults }) => count(faults)),
+      ]),
+    ),
+  ];
 }
 
 const reading = (of: Reading | undefined) => (of ? quantity(of.unit, of.value) : MISSING);
 
 function phasesSection(phases: Phase[]): HTMLElement | null {
   if (phases.length === 0) return null;
-  const isMoving = (id: string) => phases.some(({ counters }) => counters[id] && counters[id].value !== 0);
+  const hasMoved = (id: string) => phases.some(({ counters }) => counters[id] && counters[id].value !== 0);
   const ids = [...new Set(phases.flatMap(({ counters }) => Object.keys(counters)))]
     .sort()
-    .filter((id) => id !== "wall_ns" && isMoving(id));
+    .filter((id) => id !== "wall_ns" && hasMoved(id));
   const rows: [string, (phase: Phase) => string][] = [
     ["start", (phase) => nanos(phase.start_ns)],
     ["length", (phase) => nanos(Math.max(0, phase.end_ns - phase.start_ns))],

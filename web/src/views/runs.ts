@@ -1,11 +1,11 @@
 /** Several runs: a sweep as curves and a table, machines beside each other, and each run by itself. */
 import { lineChart, logBaseFor } from "../charts/lines";
-import { folded, section } from "../dom";
+import { folded, h, section } from "../dom";
 import { count, MISSING, nanos, quantity } from "../format";
 import { number, table, text } from "../table";
 import type { Run, Runs, Warning } from "../types";
 import { article, environmentSection, title, warningsSection } from "./parts";
-import { runView, trust } from "./run";
+import { runView, seriesPlots, trust } from "./run";
 
 export function runsView({ swept, runs }: Runs): HTMLElement {
   const first = runs[0];
@@ -18,7 +18,7 @@ export function runsView({ swept, runs }: Runs): HTMLElement {
       `${runs.length} runs on ${machines.join(", ")}`,
       swept.length > 0 && `swept: ${swept.join(", ")}`,
     ),
-    swept.length > 0 && sweepSection(runs, swept, machines),
+    swept.length > 0 ? sweepSection(runs, swept, machines) : besideSection(runs),
     section("Counters of each run", countersTable(runs, swept)),
     section("Runs", ...runs.map((run, nth) => folded(labelOf(run, swept, nth), () => runView(run)))),
     warningsSection(uniqueWarnings(runs)),
@@ -38,6 +38,21 @@ function uniqueWarnings(runs: Run[]): Warning[] {
 function labelOf(run: Run, swept: string[], nth: number): string {
   const params = swept.map((name) => `${name}=${run.job.params[name] ?? MISSING}`);
   return `${nth + 1}. ${[run.machine.name, ...params].join(" ")}: ${nanos(run.wall_ns)}`;
+}
+
+/** Makes the charts of all runs with a series, those of one kind side by side. Each has its own scales. */
+function besideSection(runs: Run[]): HTMLElement | null {
+  const all = runs.map((run) => ({ machine: run.machine, plots: seriesPlots(run) }));
+  const drawn = all.filter(({ plots }) => plots.length > 0);
+  if (drawn.length < 2) return null;
+  const titles = [...new Set(drawn.flatMap(({ plots }) => plots.map((plot) => plot.title)))];
+  const row = (name: string) =>
+    drawn.flatMap(({ machine, plots }) =>
+      plots
+        .filter((plot) => plot.title === name)
+        .map((plot) => lineChart({ ...plot, title: `${name}, ${machine.name}: ${trust(machine)}` })),
+    );
+  return section("Side by side", ...titles.map((name) => h("div", { class: "beside" }, ...row(name))));
 }
 
 /** Counts faults. Translation faults include minor and major ones, and are preferred. */

@@ -30,6 +30,7 @@ export function trapstatView({ backend, why, listings, profiles, notes: remarks 
       section(
         `${profile.title}: where the misses are`,
         profileTable("function", profile.functions),
+        lineTable(profile.functions),
         profileTable("memory", profile.memory),
       ),
     ),
@@ -57,6 +58,22 @@ function profileTable(what: string, lines: ProfileLine[]): HTMLElement | null {
       number("of the time", (line) => oneDecimal(line.time_share)),
     ]),
   );
+}
+
+/** Makes the table of the source lines that miss most, in all functions. */
+function lineTable(functions: ProfileLine[]): HTMLElement | null {
+  const [worst] = functions;
+  const all = worst && worst.share > 0 ? worst.misses / worst.share : 0;
+  const lines = functions
+    .flatMap(({ name, lines = [] }) => lines.map((line) => ({ name, ...line })))
+    .sort((one, other) => other.misses - one.misses);
+  if (lines.length === 0) return null;
+  return table("Misses by source line, of functions with debug information", lines, [
+    text("line", ({ file, line }) => `${file}:${line}`, "code"),
+    number("misses", ({ misses }) => count(misses)),
+    number("of all", ({ misses }) => (all > 0 ? `${fixed((misses / all) * 100, 1)} %` : MISSING)),
+    text("function", ({ name }) => name, "code"),
+  ]);
 }
 
 function listingTable({ title: name, provenance, rows, notes: remarks }: Listing): HTMLElement {

@@ -72,11 +72,12 @@ const PLANTS: [Plant; 10] = [
             "/usr/bin/python3",
             "-S",
             "-c",
-            "for i in range(4): b = bytearray(100_000); del b",
+            "for i in range(4): b = bytearray(80_000); del b",
         ],
         follow: true,
-        before: "GLIBC_TUNABLES=glibc.malloc.trim_threshold=4194304",
-        after: "GLIBC_TUNABLES=glibc.malloc.trim_threshold=0000000",
+        // Without a pad, each free that is large enough gives memory back.
+        before: "GLIBC_TUNABLES=glibc.malloc.top_pad=0:glibc.malloc.trim_threshold=4194304",
+        after: "GLIBC_TUNABLES=glibc.malloc.top_pad=0:glibc.malloc.trim_threshold=0000000",
         reading: "minor_fault_count",
     },
     Plant {

@@ -8,6 +8,7 @@ mod collection;
 mod diagnose;
 mod faults;
 mod null;
+mod page;
 mod pages;
 mod preload;
 mod programs;
@@ -75,6 +76,11 @@ const BENCHES: &[Bench] = &[
         name: "recorder",
         what: "slow-down of programs under trapstat, beside nulgrind and cachegrind (limit: half)",
         run: recorder::run,
+    },
+    Bench {
+        name: "page",
+        what: "how long the page of a large document takes to open in a browser (limit: 1 s)",
+        run: |_| page::run(),
     },
     Bench {
         name: "page-sizes",

@@ -30,14 +30,7 @@ type Readings = BTreeMap<String, BillReading>;
 
 /// Measures the bill of a command.
 pub fn bill(config: &CommandConfig) -> Result<CommandBill> {
-    let (exit, mut readings) = counted(config)?;
-    if !exit.success() {
-        bail!(
-            "`{}` ends with {exit}\n  hint: see what it prints: {}",
-            config.name,
-            config.run.join(" ")
-        );
-    }
+    let mut readings = counted(config)?;
     readings.extend(simulated(config)?);
     let is_timed = |limit: &RangeThreshold| [VM_TAX, SPEEDUP_LEFT].contains(&limit.id());
     if config.fail_if.iter().any(is_timed) {
@@ -46,7 +39,7 @@ pub fn bill(config: &CommandConfig) -> Result<CommandBill> {
     Ok(CommandBill {
         name: config.name.clone(),
         command: config.run.clone(),
-        exit,
+        exit: Exit::Code(0),
         cpu: config.cpu.clone(),
         readings,
         findings: Vec::new(),
@@ -58,7 +51,7 @@ fn words(config: &CommandConfig) -> Vec<OsString> {
 }
 
 /// Runs the command as it is. The first run fills the page cache, and does not count.
-fn counted(config: &CommandConfig) -> Result<(Exit, Readings)> {
+fn counted(config: &CommandConfig) -> Result<Readings> {
     let (argv, stdin) = (words(config), config.input.clone());
     let mut command = TrialCommand { argv, stdin, tunables: None, memory_bytes: 0 };
     let mut progress = Progress::start(&format!("{}: counted runs", config.name));
@@ -71,7 +64,11 @@ fn counted(config: &CommandConfig) -> Result<(Exit, Readings)> {
         finished.push(run);
         progress.update((done + 1) as f64 / (config.runs + 1) as f64);
         if !exit.success() {
-            return Ok((exit, Readings::new()));
+            bail!(
+                "`{}` ends with {exit}\n  hint: see what it prints: {}",
+                config.name,
+                config.run.join(" ")
+            );
         }
     }
     let counted = &finished[1..];
@@ -97,7 +94,7 @@ fn counted(config: &CommandConfig) -> Result<(Exit, Readings)> {
         (PEAK, reading(Unit::Bytes, &peak)),
         (PAGE_TABLES, reading(Unit::Bytes, &tables)),
     ];
-    Ok((Exit::Code(0), named(readings)))
+    Ok(named(readings))
 }
 
 fn named<const N: usize>(readings: [(&str, BillReading); N]) -> Readings {

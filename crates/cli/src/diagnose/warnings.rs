@@ -52,7 +52,7 @@ fn name_of(diagnosis: &Diagnosis, trial: usize) -> Option<String> {
 
 fn ended(diagnosis: &Diagnosis, ended: Ended, scratch: &Scratch) -> Option<Warning> {
     match ended {
-        Ended::Complete => None,
+        Ended::Complete | Ended::TimeUp => None,
         Ended::Interrupted => Some(warning(
             "interrupted",
             "interrupted: the report covers the runs that had finished",

@@ -2,8 +2,9 @@
 
 use super::text;
 use pagetax_core::counter::{Unit, counter};
-use pagetax_core::report::{ReportPhase, Run, Series};
+use pagetax_core::report::{Latency, ReportPhase, Run, Series};
 use pagetax_core::units::Nanos;
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// The columns of a chart.
@@ -117,6 +118,42 @@ fn ruler(phases: &[ReportPhase], times: &[Option<u64>]) -> String {
     line.into_iter().collect::<String>().trim_end().into()
 }
 
+/// The columns of a power of ten in a histogram, and the most columns.
+const DECADE: usize = 8;
+const HISTOGRAM: usize = 6 * DECADE;
+
+/// Renders histograms of latencies below each other, over the same powers of ten.
+pub fn histograms(latencies: &BTreeMap<String, Latency>) -> String {
+    let ends =
+        latencies.values().flat_map(|latency| &latency.buckets).map(|bucket| bucket.up_to_ns);
+    let (Some(least), Some(most)) = (ends.clone().min(), ends.max()) else {
+        return String::new();
+    };
+    let first = least.max(1).ilog10();
+    let decades = most.max(1).ilog10() - first + 1;
+    let width = (decades as usize * DECADE).min(HISTOGRAM);
+    let column_of = |ns: u64| {
+        let place = ((ns.max(1) as f64).log10() - f64::from(first)) * DECADE as f64;
+        (place as usize).min(width - 1)
+    };
+    let row = |(kind, latency): (&String, &Latency)| {
+        let mut counts = vec![Some(0); width];
+        for bucket in &latency.buckets {
+            *counts[column_of(bucket.up_to_ns)].get_or_insert(0) += bucket.count;
+        }
+        let most = counts.iter().flatten().max().copied().unwrap_or(0);
+        vec![kind.clone(), sparkline(&counts, width), format!("0 to {}", text::count(most))]
+    };
+    let label = |decade: u32| {
+        let time = Nanos(10u64.pow(decade)).to_string().replace(".00", "").replace(".0", "");
+        format!("{:<DECADE$}", format!("|{time}"))
+    };
+    let ruler: String = (first..first + decades).take(width / DECADE).map(label).collect();
+    let ruler = vec![vec![String::new(), ruler.trim_end().into(), String::new()]];
+    let shown = latencies.iter().filter(|(_, latency)| !latency.buckets.is_empty()).map(row);
+    text::table(&["", "", ""], &[], ruler.into_iter().chain(shown).collect())
+}
+
 /// From nothing to the most.
 const SHADES: [char; 5] = [' ', '░', '▒', '▓', '█'];
 /// The most rows of a heatmap.
@@ -207,6 +244,7 @@ fn power_of_ten(power: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use pagetax_core::counter::Provenance;
 
     #[test]
     fn bars_begin_at_zero_and_what_is_missing_is_no_zero() {
@@ -222,6 +260,20 @@ mod tests {
         values[777] = Some(1_000_000);
         let line = sparkline(&values, 20);
         assert_eq!((line.chars().count(), line.matches('█').count()), (20, 1));
+    }
+
+    #[test]
+    fn a_histogram_has_powers_of_ten_and_all_its_faults() {
+        let mut times = hdrhistogram::Histogram::new(3).unwrap();
+        [800, 1_200, 1_210, 90_000].iter().for_each(|ns| times.record(*ns).unwrap());
+        let latency = Latency::of(&times, None, Provenance::Measured);
+        let text = histograms(&BTreeMap::from([("minor_fault".to_string(), latency)]));
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[0].trim(), "|100 ns |1 µs   |10 µs", "{text}");
+        assert!(lines[1].trim_end().ends_with("0 to 2"), "{text}");
+        assert_eq!(lines[1].matches(['█', '▅']).count(), 3, "{text}");
+        assert!(lines.iter().all(|line| line.chars().count() <= 80), "{text}");
+        assert_eq!(histograms(&BTreeMap::new()), "");
     }
 
     #[test]

@@ -6,6 +6,7 @@ use pagetax_core::units::Bytes;
 use pagetax_recorder::counters::Side;
 use pagetax_recorder::documents::{MissCurve, MissCurves, MissPoint};
 use pagetax_recorder::heatmap::HeatmapCounts;
+use pagetax_recorder::known_tlbs::KnownTlb;
 
 /// Renders misses by entries, the reach of TLBs and the working set.
 pub fn render(document: &MissCurves) -> String {
@@ -38,6 +39,7 @@ pub fn render(document: &MissCurves) -> String {
     }
     let rows = curves.iter().map(reach_row).collect();
     out += &text::table(&["pages", "entries", "reach", "pages touched"], &[0, 1, 2, 3], rows);
+    out += &known(document);
     out += &text::heading(&format!(
         "working set, in intervals of {} accesses",
         text::count(document.interval_access_count)
@@ -45,6 +47,28 @@ pub fn render(document: &MissCurves) -> String {
     let rows = curves.iter().map(working_set_row).collect();
     out += &text::table(&["pages", "least", "median", "most"], &[0, 1, 2, 3], rows);
     out + &document.heatmap.as_ref().map_or(String::new(), heatmap)
+}
+
+/// Renders the misses of TLBs as large as the second levels of known CPUs.
+fn known(document: &MissCurves) -> String {
+    if document.known_tlbs.is_empty() {
+        return String::new();
+    }
+    let row = |tlb: &KnownTlb| {
+        vec![
+            tlb.cpu.clone(),
+            Bytes(tlb.page_bytes).to_string(),
+            text::count(tlb.entries),
+            Bytes(tlb.entries * tlb.page_bytes).to_string(),
+            share(tlb.tlb_miss_count, document.access_count),
+        ]
+    };
+    text::heading("second-level TLBs of known CPUs, as if fully associative: misses, % of accesses")
+        + &text::table(
+            &["CPU", "pages", "entries", "reach", "misses"],
+            &[1, 2, 3, 4],
+            document.known_tlbs.iter().map(row).collect(),
+        )
 }
 
 /// Draws page changes by time and address.

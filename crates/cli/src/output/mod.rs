@@ -26,6 +26,7 @@ pub mod why;
 
 use crate::exit;
 use anyhow::{Context, Result};
+use pagetax_core::threshold::Judgement;
 use std::io::Write;
 use std::path::Path;
 use std::sync::OnceLock;
@@ -129,6 +130,29 @@ pub fn detail(text: impl FnOnce() -> String) {
 pub fn say(text: &str) {
     // With stderr gone there is nobody left to tell; the exit code still speaks.
     let _ = anstream::stderr().write_all(format!("{}\n", without_error_numbers(text)).as_bytes());
+}
+
+/// Prints what thresholds found, and returns the exit code: a failed threshold outweighs one that could not
+/// be judged. `of_what` follows the word, as in ` for new.json`.
+pub fn judged(of_what: &str, judgements: impl Iterator<Item = Judgement>) -> u8 {
+    let mut code = exit::FINE;
+    for judgement in judgements {
+        match judgement {
+            Judgement::Passed => {}
+            Judgement::Failed(why) => {
+                say(&format!("threshold failed{of_what}: {why}"));
+                code = exit::THRESHOLD_FAILED;
+            }
+            Judgement::NotJudged(why) => {
+                note(&format!(
+                    "threshold not judged{of_what}: {why}\n  hint: drop it, or run on a machine that \
+                     has this reading (`pagetax doctor`)"
+                ));
+                code = if code == exit::FINE { exit::UNMET } else { code };
+            }
+        }
+    }
+    code
 }
 
 /// Prints an error to stderr: what failed, each cause on a line of its own, then what to do.

@@ -188,7 +188,9 @@ fn latencies(run: &Run) -> String {
         first.into_iter().chain(times).chain([provenance.to_string()]).collect()
     });
     let headings = ["", "count", "min", "mean", "p50", "p90", "p99", "max", "provenance"];
-    text::heading("Latency") + &text::table(&headings, &[1, 2, 3, 4, 5, 6, 7], rows.collect())
+    text::heading("Latency")
+        + &text::table(&headings, &[1, 2, 3, 4, 5, 6, 7], rows.collect())
+        + &chart::histograms(&run.latency)
 }
 
 fn old_table(table: &Table) -> String {

@@ -3,7 +3,7 @@
 use super::text;
 use pagetax_core::trapstat::{Cell, Cells, Listing, Mode, TrapstatRow, size_name};
 use pagetax_recorder::documents::Trapstat;
-use pagetax_recorder::profile::{Profile, ProfileLine};
+use pagetax_recorder::profile::{LineMisses, Profile, ProfileLine};
 
 /// The sign for a number that nothing counts. Never 0.
 const UNKNOWN: &str = "n/a";
@@ -133,7 +133,26 @@ pub fn profile(profile: &Profile) -> String {
             lines.iter().map(row).collect(),
         );
     }
-    out
+    out + &source_lines(profile)
+}
+
+/// Renders the source lines that miss most, as many as there are functions.
+fn source_lines(profile: &Profile) -> String {
+    let of = |function: &ProfileLine| {
+        let name = function.name.clone();
+        function.lines.clone().into_iter().map(move |line| (line, name.clone()))
+    };
+    let mut lines: Vec<_> = profile.functions.iter().flat_map(of).collect();
+    if lines.is_empty() {
+        return String::new();
+    }
+    lines.sort_by_key(|(line, _)| std::cmp::Reverse(line.misses));
+    lines.truncate(profile.functions.len());
+    let row = |(line, function): (LineMisses, String)| {
+        vec![text::count(line.misses), format!("{}:{}", line.file, line.line), function]
+    };
+    text::heading(&format!("{}: misses by source line", profile.title))
+        + &text::table(&["misses", "line", "function"], &[0], lines.into_iter().map(row).collect())
 }
 
 #[cfg(test)]

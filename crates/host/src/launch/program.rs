@@ -368,7 +368,7 @@ impl Elf {
             if let Ok(Some(name)) = program.interpreter(endian, data) {
                 loader = Some(PathBuf::from(String::from_utf8_lossy(name).into_owned()));
             }
-            if program.p_type(endian) == PT_LOAD && program.p_flags(endian) & PF_X != 0 {
+            if program.p_type(endian) == PT_LOAD && program.p_flags(endian).contains(PF_X) {
                 let start = program.p_offset(endian);
                 let end = start.checked_add(program.p_filesz(endian))?;
                 code.push((start..end, program.p_vaddr(endian).wrapping_sub(start)));

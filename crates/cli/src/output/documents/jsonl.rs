@@ -6,23 +6,29 @@ use serde_json::{Map, Value};
 
 /// Renders a line for each point. What is missing at a point is null.
 pub fn render(document: &Runs) -> Result<String> {
-    document.runs.iter().map(lines).collect()
+    Ok(document.runs.iter().enumerate().map(|(nth, run)| lines(nth, run)).collect())
 }
 
-fn lines(run: &Run) -> Result<String> {
+fn lines(nth: usize, run: &Run) -> String {
     let columns = &run.series.columns;
     let count = columns.values().map(Vec::len).max().unwrap_or(0);
-    let point = |nth: usize| -> Result<String> {
-        let mut point = Map::new();
-        point.insert("job".into(), run.job.name.clone().into());
-        point.insert("machine".into(), run.machine.name.clone().into());
-        for (id, values) in columns {
-            point.insert(
-                id.clone(),
-                values.get(nth).copied().flatten().map_or(Value::Null, Value::from),
-            );
-        }
-        Ok(serde_json::to_string(&point)? + "\n")
+    let at = |point: usize| {
+        let value = move |(id, values): (&String, &Vec<Option<u64>>)| {
+            (id.clone(), values.get(point).copied().flatten())
+        };
+        line(nth, (&run.job.name, &run.machine.name), columns.iter().map(value))
     };
-    (0..count).map(point).collect()
+    (0..count).map(at).collect()
+}
+
+/// Renders one point of the series of a run, whose number among the command's runs begins at 0.
+pub fn line(
+    nth: usize,
+    (job, machine): (&str, &str),
+    values: impl Iterator<Item = (String, Option<u64>)>,
+) -> String {
+    let head = [("run", Value::from(nth + 1)), ("job", job.into()), ("machine", machine.into())];
+    let head = head.into_iter().map(|(key, value)| (key.to_string(), value));
+    let values = values.map(|(id, value)| (id, value.map_or(Value::Null, Value::from)));
+    Value::Object(head.chain(values).collect::<Map<_, _>>()).to_string() + "\n"
 }

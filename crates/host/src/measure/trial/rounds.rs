@@ -47,6 +47,8 @@ pub struct Step {
 pub enum Ended {
     /// All runs are done.
     Complete,
+    /// The time was up, and some trial needed more rounds.
+    TimeUp,
     /// The user interrupted them. Finished runs are kept.
     Interrupted,
     /// The command failed in its first run, and no other was started.
@@ -141,7 +143,8 @@ pub fn run<T: Ran>(
         }
         progress((round as f64 / total as f64).min(1.0));
     }
-    Ok(rounds)
+    let is_open = schedule.runs.is_none() && remaining.contains(&true);
+    Ok(if is_open { Rounds { ended: Ended::TimeUp, ..rounds } } else { rounds })
 }
 
 fn interrupted<T>(rounds: Rounds<T>) -> Rounds<T> {
