@@ -32,7 +32,7 @@ Examples:
   pagetax run mine.toml --json=report.json               your own job, as a document
   pagetax run mmap3 --set backing=remote,size=1200M,resident=256M --servers a,b --copies 2
                                                          on the memory of other machines
-  pagetax run mmap3 --interval 1s --stream | jq .time_ns  each second of the series when it has passed
+  pagetax run mmap3 --stream | jq .minor_fault_count     each second of the series when it has passed
   pagetax run mmap3 --fail-if 'p99_fault_ns>20000'       exit code 1 when faults are slow";
 
 /// Run a job and report what its memory costs

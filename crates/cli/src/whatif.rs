@@ -41,6 +41,11 @@ pub struct Args {
           value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: u32,
 
+    /// Runs of each size before these, which do not count; at least one, which shows how much memory it takes
+    #[arg(long, value_name = "N", default_value_t = 1,
+          value_parser = clap::value_parser!(u32).range(1..=1000))]
+    warmup: u32,
+
     /// Also time runs on each page size, and say by how much the prediction is off
     #[arg(long)]
     verify: bool,
@@ -100,7 +105,8 @@ fn time_runs(args: &Args, source: &Recorded, recipes: &[Recipe]) -> Result<Timed
     let mut launch = TrialCommand { argv, stdin: None, tunables, memory_bytes: 0 };
     let _stop = StopSignals::watch().context("cannot watch for Ctrl-C; this is not expected")?;
     let mut progress = Progress::start("whatif: timed runs");
-    let timed = forecast::time(&mut launch, recipes, args.runs, |done| progress.update(done));
+    let rounds = (args.warmup, args.runs);
+    let timed = forecast::time(&mut launch, recipes, rounds, |done| progress.update(done));
     timed.map_err(|error| match error {
         TimingError::Trial(error) => exit::of_trial(error),
         error => error.into(),

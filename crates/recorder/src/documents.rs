@@ -66,7 +66,7 @@ pub struct MissCurves {
     /// Page changes by time and address. Absent in documents of an earlier pagetax.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heatmap: Option<HeatmapCounts>,
-    /// The second-level TLBs of known CPUs, with their misses if they were fully associative.
+    /// The second-level data TLBs of known CPUs, with their misses if they were fully associative.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub known_tlbs: Vec<KnownTlb>,
 }
@@ -136,8 +136,11 @@ impl MissCurves {
             },
             working_set_page_counts: curves.working_sets().iter().map(|pages| pages[nr]).collect(),
         };
-        let known = curves.page_sizes().iter().enumerate();
-        let known = known
+        // They are TLBs of data.
+        let sizes = if side == Side::Data { curves.page_sizes() } else { &[] };
+        let known = sizes
+            .iter()
+            .enumerate()
             .flat_map(|(nr, size)| known_tlbs(*size, |entries| curves.misses(nr, entries)))
             .collect();
         MissCurves {

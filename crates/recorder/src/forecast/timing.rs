@@ -36,18 +36,20 @@ impl From<CalibrateError> for TimingError {
     }
 }
 
-/// Runs the command `rounds` times under each recipe, in turns, after a round that only warms caches.
+/// Runs the command `rounds` times under each recipe, in turns, after rounds that only warm caches: at least
+/// one, which shows how much memory it takes.
 pub fn time(
     launch: &mut TrialCommand,
     recipes: &[Recipe],
-    rounds: u32,
+    (warmup, rounds): (u32, u32),
     mut on_progress: impl FnMut(f64),
 ) -> Result<Timed, TimingError> {
-    let all = (rounds + 1) as usize * recipes.len();
+    let warmup = warmup.max(1);
+    let all = (warmup + rounds) as usize * recipes.len();
     let mut ended = 0;
     let mut timed = Timed { runs: vec![Vec::new(); recipes.len()], ..Timed::default() };
-    for round in 0..=rounds {
-        if round > 0 {
+    for round in 0..warmup + rounds {
+        if round >= warmup {
             // Frees the memory that the first run gets next.
             timed.beside.measure(launch.memory_bytes)?;
         }
@@ -57,7 +59,7 @@ pub fn time(
             timed.exit = Some(finished.exit);
             ended += 1;
             on_progress(ended as f64 / all as f64);
-            if round > 0 {
+            if round >= warmup {
                 runs.push(finished);
             }
         }
