@@ -41,11 +41,11 @@ const PLANTS: [Plant; 10] = [
         reading: "instruction_count",
     },
     Plant {
-        name: "xz: a dictionary 25 % larger",
+        name: "xz: a dictionary 12 % larger",
         run: &["xz", "--threads=1", "WHAT", "--stdout", "NUMBERS"],
         follow: false,
         before: "--lzma2=preset=0,dict=256KiB",
-        after: "--lzma2=preset=0,dict=320KiB",
+        after: "--lzma2=preset=0,dict=288KiB",
         reading: "touched_4k_count",
     },
     Plant {
@@ -57,11 +57,11 @@ const PLANTS: [Plant; 10] = [
         reading: "minor_fault_count",
     },
     Plant {
-        name: "sed: all matches of a line, not the first",
+        name: "sed: a second expression for a third of the lines",
         run: &["sed", "WHAT", "NUMBERS"],
         follow: false,
         before: "s/7/8/",
-        after: "s/7/8/g",
+        after: "s/7/8/;1,12000s/^x//",
         reading: "instruction_count",
     },
     Plant {
@@ -89,11 +89,11 @@ const PLANTS: [Plant; 10] = [
         reading: "minor_fault_count",
     },
     Plant {
-        name: "python3: a sparse map",
+        name: "python3: one page in a hundred of a map lies apart",
         run: PYTHON,
         follow: false,
         before: "import mmap; m = mmap.mmap(-1, 64 << 20, mmap.MAP_PRIVATE)\nfor i in range(2048): m[i * 4096] = 1",
-        after: "import mmap; m = mmap.mmap(-1, 64 << 20, mmap.MAP_PRIVATE)\nfor i in range(2048): m[i * 12288] = 1",
+        after: "import mmap; m = mmap.mmap(-1, 64 << 20, mmap.MAP_PRIVATE)\nfor i in range(2048): m[i * 4096 if i % 100 else (8 << 20) + (i // 100 << 21)] = 1",
         reading: "touched_2m_count",
     },
     Plant {
@@ -113,11 +113,11 @@ const PLANTS: [Plant; 10] = [
         reading: "instruction_count",
     },
     Plant {
-        name: "gzip: one level more",
-        run: &["gzip", "WHAT", "--stdout", "NUMBERS"],
+        name: "sort: a key instead of the whole line",
+        run: &["sort", "WHAT", "NUMBERS"],
         follow: false,
-        before: "-4",
-        after: "-5",
+        before: "-n",
+        after: "-nk1,1",
         reading: "instruction_count",
     },
 ];
