@@ -36,8 +36,8 @@ const PLANTS: [Plant; 10] = [
         name: "sqlite3: 6 % more rows",
         run: &["sqlite3", ":memory:", "WHAT"],
         follow: false,
-        before: "create table t(a, b); with recursive c(n) as (select 1 union all select n + 1 from c limit 20000) insert into t select n, hex(n * 7919) from c; select count(*) from t",
-        after: "create table t(a, b); with recursive c(n) as (select 1 union all select n + 1 from c limit 21200) insert into t select n, hex(n * 7919) from c; select count(*) from t",
+        before: "create table t(a, b); with recursive c(n) as (select 1 union all select n + 1 from c limit 8000) insert into t select n, hex(n * 7919) from c; select count(*) from t",
+        after: "create table t(a, b); with recursive c(n) as (select 1 union all select n + 1 from c limit 8480) insert into t select n, hex(n * 7919) from c; select count(*) from t",
         reading: "instruction_count",
     },
     Plant {
@@ -100,8 +100,8 @@ const PLANTS: [Plant; 10] = [
         name: "python3: one access in 200 elsewhere",
         run: PYTHON,
         follow: false,
-        before: "m = bytearray(16 << 20)\nfor i in range(200_000): m[i * 64 % len(m) if i % 200 else i * 64 % len(m)] = 1",
-        after: "m = bytearray(16 << 20)\nfor i in range(200_000): m[i * 64 % len(m) if i % 200 else i * 7919 % len(m)] = 1",
+        before: "m = bytearray(16 << 20)\nfor i in range(50_000): m[i * 64 % len(m) if i % 200 else i * 64 % len(m)] = 1",
+        after: "m = bytearray(16 << 20)\nfor i in range(50_000): m[i * 64 % len(m) if i % 200 else i * 7919 % len(m)] = 1",
         reading: "tlb_miss_4k_count",
     },
     Plant {
