@@ -11,7 +11,7 @@ use pagetax_core::document::{self, Document};
 use pagetax_core::threshold::RangeThreshold;
 use pagetax_host::measure::environment::environment;
 use pagetax_host::procfs::Root;
-use pagetax_host::sys::process::keep_addresses;
+use pagetax_host::sys::process::{keep_addresses, keep_hashes};
 use pagetax_sim::hardware::calibrated;
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
@@ -159,6 +159,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let path = args.baseline.as_ref().unwrap_or(&beside);
     let baseline = if args.update { None } else { read_baseline(path)? };
     args.outputs.check_writable()?;
+    if !keep_hashes() {
+        output::note("hashes of Python and Perl differ from run to run, and so may counts");
+    }
     if let Err(error) = keep_addresses() {
         output::note(&format!("addresses differ from run to run ({error}), and so may counts"));
     }

@@ -76,6 +76,25 @@ fn an_unchanged_command_passes_and_one_that_grew_fails_with_its_cause() {
 }
 
 #[test]
+fn hashes_of_strings_do_not_change_the_bill() {
+    if !can_record() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let program = "d = {str(i): i for i in range(3000)}; print(len(d))";
+    write(folder.path(), "lines", "");
+    write(folder.path(), "pagetax.toml", &config(program, ""));
+    let accesses = || {
+        let output = ci(folder.path(), &["--json"]);
+        let bill: Bill = serde_json::from_slice(&output.stdout).expect(&said(&output));
+        bill.commands[0].readings["access_count"].value.unwrap()
+    };
+    let counts = [accesses(), accesses(), accesses()];
+    let [low, high] = [f64::min, f64::max].map(|of| counts.into_iter().reduce(of).unwrap());
+    assert!(high / low < 1.002, "{counts:?}");
+}
+
+#[test]
 fn mistakes_in_the_file_are_placed() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
