@@ -238,8 +238,8 @@ impl Drop for Child {
 const HASH_SEEDS: [(&str, &str); 3] =
     [("PYTHONHASHSEED", "0"), ("PERL_HASH_SEED", "0"), ("PERL_PERTURB_KEYS", "0")];
 
-/// Gives Python and Perl programs that this process starts from now on the same hashes in each run, unless the
-/// environment says which. Returns false if other threads might read the environment.
+/// Gives Python and Perl programs that this process starts from now on the same hashes in each run, unless
+/// the environment says which. Returns false if other threads might read the environment.
 pub fn keep_hashes() -> bool {
     let is_alone = std::fs::read_dir("/proc/self/task").is_ok_and(|tasks| tasks.count() == 1);
     for (name, value) in HASH_SEEDS {
