@@ -18,10 +18,11 @@ const BROWSER: [&(&str, &str); 1] = [&("/usr/bin/chromium", "chromium")];
 /// # Errors
 /// Without Node, or if the sources have mistakes.
 pub fn build() -> Result<()> {
-    match missing_node() {
-        Some(reason) => bail!("{reason}"),
-        None => built(),
+    if let Some(reason) = missing_node() {
+        bail!("{reason}");
     }
+    install()?;
+    make()
 }
 
 /// Builds the page, compares it with the one that is checked in, and tests it. Without Node, this is skipped.
@@ -33,11 +34,11 @@ pub fn check() -> Result<()> {
         return skips::report(&[Skip { test: "page of reports".into(), reason }]);
     }
     let before = std::fs::read(ASSET)?;
-    built()?;
+    prepare()?;
+    make()?;
     if before != std::fs::read(ASSET)? {
         bail!("{ASSET} is not what {SOURCES} makes; run `cargo xtask web`, and commit it");
     }
-    packages::provide_files(BROWSER.into_iter())?;
     shell::succeed(in_sources("npm").arg("test"))
 }
 
@@ -53,8 +54,7 @@ pub fn prepare() -> Result<()> {
     install()
 }
 
-fn built() -> Result<()> {
-    install()?;
+fn make() -> Result<()> {
     shell::succeed(in_sources("npm").args(["run", "--silent", "build"]))
 }
 

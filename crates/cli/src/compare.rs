@@ -1,6 +1,5 @@
 //! `pagetax compare`: reports beside each other, or a refusal.
 
-use crate::exit;
 use crate::output::{self, comparison, documents::Outputs};
 use anyhow::{Context, Result, bail};
 use pagetax_core::compare::{Comparable, Comparison, Comparisons, compare};
@@ -70,14 +69,8 @@ fn read(path: &Path) -> Result<Comparable> {
     Comparable::parse(&text).with_context(|| path.display().to_string())
 }
 
-/// Judges all comparisons by all thresholds; the worst code is that of the command.
+/// Judges all comparisons by all thresholds.
 fn judge(comparisons: &Comparisons, thresholds: &[RangeThreshold]) -> ExitCode {
-    let of = |one: &Comparison| {
-        let judgements = thresholds.iter().map(|threshold| one.judge(threshold));
-        output::judged(&format!(" for {}", one.names[1]), judgements)
-    };
-    let codes: Vec<u8> = comparisons.comparisons.iter().map(of).collect();
-    let has = |code: &u8| codes.contains(code);
-    let code = [exit::THRESHOLD_FAILED, exit::UNMET].into_iter().find(has);
-    code.unwrap_or(exit::FINE).into()
+    let of = |one| thresholds.iter().map(move |threshold| Comparison::judge(one, threshold));
+    output::judged(comparisons.comparisons.iter().flat_map(of))
 }

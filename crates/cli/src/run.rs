@@ -122,7 +122,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
         .flat_map(|point| opened.iter().map(|on| Case::new(&job, on, point, &args)))
         .collect::<Result<Vec<_>>>()?;
     args.outputs.check_writable()?;
-    check_stream(&args, &cases)?;
+    if args.stream {
+        check_stream(&args, &cases)?;
+    }
     if cases.iter().any(Case::needs_costs) && !counts_walks() {
         calibrate::if_quiet()?;
     }
@@ -147,12 +149,12 @@ pub fn run(args: Args) -> Result<ExitCode> {
 
 /// Refuses a stream that would be empty, or that another document would interrupt.
 fn check_stream(args: &Args, cases: &[Case]) -> Result<()> {
-    if args.stream && args.outputs.takes_stdout() {
+    if args.outputs.takes_stdout() {
         bail!(
             "stdout takes the stream\n  hint: give the document a file, as in --json=report.json"
         );
     }
-    if args.stream && cases.iter().all(|case| case.plan.measure.interval.is_none()) {
+    if cases.iter().all(|case| case.plan.measure.interval.is_none()) {
         bail!("there is no series to stream\n  hint: add --interval 1s");
     }
     Ok(())
@@ -306,7 +308,7 @@ fn text(document: &Runs) -> String {
 /// Judges all reports by all thresholds.
 fn judge(runs: &[Run], thresholds: &[Threshold]) -> ExitCode {
     let of_all = |threshold| runs.iter().map(move |run| Threshold::judge(threshold, run));
-    output::judged("", thresholds.iter().flat_map(of_all)).into()
+    output::judged(thresholds.iter().flat_map(of_all))
 }
 
 #[cfg(test)]

@@ -225,7 +225,11 @@ impl Comparison {
         let row = self.rows.iter().find(|row| row.id == threshold.id());
         let ids = self.rows.iter().map(|row| row.id.as_str());
         let why = row.map(|_| "the first report has 0".into());
-        threshold.judge(ids, row.and_then(Row::range), why)
+        match threshold.judge(ids, row.and_then(Row::range), why) {
+            Judgement::Passed => Judgement::Passed,
+            Judgement::Failed(text) => Judgement::Failed(format!("{}: {text}", self.names[1])),
+            Judgement::NotJudged(why) => Judgement::NotJudged(format!("{}: {why}", self.names[1])),
+        }
     }
 }
 

@@ -57,15 +57,17 @@ pub fn profile(simulation: &mut Simulation, config: usize, title: &str, top: usi
     let by_instruction = simulation.by_instruction(config);
     let spaces: Vec<_> = simulation.processes().map(|(_, space)| space).collect();
     let mut symbols = Symbols::default();
-    let mut name_of = |&((process, instruction), _): &((usize, u64), MissShare)| {
-        function_name(&symbols.function(spaces[process], instruction))
-    };
-    let names: Vec<String> = by_instruction.iter().map(&mut name_of).collect();
-    let shares = by_instruction.iter().map(|(_, share)| *share);
-    let mut functions = lines(names.iter().cloned().zip(shares), clock_ps, top);
+    let mut by_name: HashMap<String, Vec<((usize, u64), MissShare)>> = HashMap::new();
+    for (key, share) in by_instruction {
+        let name = function_name(&symbols.function(spaces[key.0], key.1));
+        by_name.entry(name).or_default().push((key, share));
+    }
+    let shares = by_name.iter().flat_map(|(name, its_own)| {
+        its_own.iter().map(move |(_, share)| (name.clone(), *share))
+    });
+    let mut functions = lines(shares, clock_ps, top);
     for function in &mut functions {
-        let its_own = by_instruction.iter().zip(&names).filter(|(_, name)| **name == function.name);
-        let its_lines = its_own.filter_map(|(((process, instruction), share), _)| {
+        let its_lines = by_name[&function.name].iter().filter_map(|((process, instruction), share)| {
             Some((symbols.line(spaces[*process], *instruction)?, share.count))
         });
         function.lines = largest(its_lines);

@@ -29,6 +29,7 @@ use anyhow::{Context, Result};
 use pagetax_core::threshold::Judgement;
 use std::io::Write;
 use std::path::Path;
+use std::process::ExitCode;
 use std::sync::OnceLock;
 
 /// When output has colors.
@@ -133,26 +134,26 @@ pub fn say(text: &str) {
 }
 
 /// Prints what thresholds found, and returns the exit code: a failed threshold outweighs one that could not
-/// be judged. `of_what` follows the word, as in ` for new.json`.
-pub fn judged(of_what: &str, judgements: impl Iterator<Item = Judgement>) -> u8 {
+/// be judged.
+pub fn judged(judgements: impl Iterator<Item = Judgement>) -> ExitCode {
     let mut code = exit::FINE;
     for judgement in judgements {
         match judgement {
             Judgement::Passed => {}
             Judgement::Failed(why) => {
-                say(&format!("threshold failed{of_what}: {why}"));
+                say(&format!("threshold failed: {why}"));
                 code = exit::THRESHOLD_FAILED;
             }
             Judgement::NotJudged(why) => {
                 note(&format!(
-                    "threshold not judged{of_what}: {why}\n  hint: drop it, or run on a machine that \
+                    "threshold not judged: {why}\n  hint: drop it, or run on a machine that \
                      has this reading (`pagetax doctor`)"
                 ));
                 code = if code == exit::FINE { exit::UNMET } else { code };
             }
         }
     }
-    code
+    code.into()
 }
 
 /// Prints an error to stderr: what failed, each cause on a line of its own, then what to do.
