@@ -19,7 +19,7 @@ use pagetax_core::exit::Exit;
 use pagetax_core::page_size::{MemoryPart, PartSizes};
 use pagetax_core::sequential::Stopping;
 use pagetax_core::stats::median;
-use pagetax_core::units::{Nanos, PageSize};
+use pagetax_core::units::{Bytes, Nanos, PageSize};
 use pagetax_host::launch::program::Program;
 use pagetax_host::measure::budget::{Totals, Translation, Watch, Watched, budget};
 use pagetax_host::measure::calibrate::cached;
@@ -47,6 +47,7 @@ Examples:
   pagetax diagnose                                       the built-in job tlb-gather
   pagetax diagnose -- sort -S 2G big.txt                 what would larger pages do for sort?
   pagetax diagnose --runs 10 -- python3 report.py        tighter intervals
+  pagetax diagnose --side-by-side -- python3 report.py   on a machine whose speed varies
   pagetax diagnose --pages 4K,2M,hugetlb:2M -- ./server  also pages of the hugetlb pool
   pagetax diagnose --json=before.json -- ./job           to compare later: pagetax compare";
 
@@ -82,8 +83,13 @@ pub struct Args {
     #[arg(long)]
     check: bool,
 
-    /// Change page-size settings of the system during the trials that need it, then put them back
+    /// Run all trials of a round at a time on one CPU, and compare their CPU times: finds gains of a few
+    /// percent on machines whose speed varies. For commands that may run several times at once, one task each
     #[arg(long)]
+    side_by_side: bool,
+
+    /// Change page-size settings of the system during the trials that need it, then put them back
+    #[arg(long, conflicts_with = "side_by_side")]
     allow_sysfs: bool,
 
     /// Standard input for each run: a file, or `null` for none [default: what stands on ours, read
@@ -139,6 +145,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         warmup: args.warmup as usize,
         time_ns: args.time.0,
         ignore_failure: args.ignore_failure,
+        side_by_side: Cell::new(false),
     };
     let mut hashes = scratch::Hashes::new(recipes.len());
     let mut watched = None;
@@ -150,27 +157,53 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let rounds = rounds::run(
         &schedule,
         recipes.len(),
-        |step| {
+        |steps| {
             let begun = Instant::now();
-            let outputs = scratch.outputs(&recipes[step.trial].mechanism.name(), step.round);
-            let mut watch = step.budget.then(Watch::new);
-            code.settle_for(&recipes[step.trial].mechanism);
-            let start_ns = starts.measure(step, &recipes[step.trial], basis.get())?;
-            let finished = trial::run(&launch, &recipes[step.trial], &outputs, watch.as_mut())?;
-            let finished = Finished { start_ns, ..finished };
-            launch.learn(&finished);
-            starts.learn(step, &finished);
-            if let Some(watch) = watch {
+            let recipe = |step: &Step| &recipes[step.trial];
+            let outputs = |step| scratch.outputs(&recipe(step).mechanism.name(), step.round);
+            let outputs: Vec<_> = steps.iter().map(outputs).collect();
+            let start_ns = steps.iter().map(|step| starts.measure(step, recipe(step), basis.get()));
+            let start_ns: Vec<_> = start_ns.collect::<Result<_, _>>()?;
+            let (mut finished, watch) = match (steps, &outputs[..]) {
+                ([step], [outputs]) => {
+                    let mut watch = step.budget.then(Watch::new);
+                    code.settle_for(&recipe(step).mechanism);
+                    (vec![trial::run(&launch, recipe(step), outputs, watch.as_mut())?], watch)
+                }
+                _ => {
+                    let planned: Vec<_> = steps.iter().map(recipe).zip(&outputs).collect();
+                    (trial::run_side_by_side(&launch, &planned)?, None)
+                }
+            };
+            for ((step, finished), start_ns) in steps.iter().zip(&mut finished).zip(start_ns) {
+                finished.start_ns = start_ns;
+                launch.learn(finished);
+                starts.learn(step, finished);
+            }
+            if let Some((watch, finished)) = watch.zip(finished.first()) {
                 let seen = watch.finish();
-                basis.set(basis_of(&finished, &seen));
+                let occupation = occupation(finished, &seen);
+                schedule
+                    .side_by_side
+                    .set(args.side_by_side && can_share(&launch, occupation, recipes.len()));
+                basis.set(match schedule.side_by_side.get() {
+                    true => Basis::Cpu,
+                    false => occupation.unwrap_or_default().basis(),
+                });
                 watched = Some((finished.clone(), seen));
             }
-            hashes.note(step, &outputs).map_err(|e| TrialError::System("read the output", e))?;
-            if step.first && args.show_output {
-                output::note(&scratch.first_output());
+            for (step, outputs) in steps.iter().zip(&outputs) {
+                hashes
+                    .note(*step, outputs)
+                    .map_err(|e| TrialError::System("read the output", e))?;
+                if step.first && args.show_output {
+                    output::note(&scratch.first_output());
+                }
+                scratch.discard(outputs);
             }
-            scratch.discard(&outputs);
-            Ok(Finished { step_ns: begun.elapsed().as_nanos() as u64, ..finished })
+            let step_ns = begun.elapsed().as_nanos() as u64 / steps.len() as u64;
+            finished.iter_mut().for_each(|finished| finished.step_ns = step_ns);
+            Ok(finished)
         },
         |finished| undecided(&trials_of(&recipes, finished, stopping, basis.get())),
         |done| progress.update(done),
@@ -180,6 +213,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let is_time_up = rounds.ended == Ended::TimeUp;
     let stopping = if is_time_up { Stopping::TimeUp } else { stopping };
     let mut diagnosis = diagnosis_of(&launch, &recipes, skipped, &rounds, stopping, basis.get());
+    diagnosis.side_by_side = schedule.side_by_side.get();
     let budget = |(run, watched): (Finished, Watched)| {
         budget_of(&run, &watched, &diagnosis.trials, recorded)
     };
@@ -256,7 +290,7 @@ impl Starts {
     }
 
     /// Notes the length of the command in the runs before the rounds.
-    fn learn(&mut self, step: Step, finished: &Finished) {
+    fn learn(&mut self, step: &Step, finished: &Finished) {
         if step.round == 0 {
             self.is_short = finished.wall_ns < SHORT_NS;
         }
@@ -265,7 +299,7 @@ impl Starts {
     /// Returns the start just before a run of a round, if the command is short.
     fn measure(
         &self,
-        step: Step,
+        step: &Step,
         recipe: &Recipe,
         basis: Basis,
     ) -> Result<Option<u64>, TrialError> {
@@ -317,6 +351,12 @@ fn recipes(
         });
         let usable = recipe.and_then(|r| r.permitted(args.allow_sysfs).map(|()| r));
         let usable = usable.and_then(|r| r.heeded_by(program.as_ref()).map(|()| r));
+        let usable = usable.and_then(|r| match not_side_by_side(&r, sizes) {
+            Some(why) if args.side_by_side => {
+                Err(Unavailable { why: why.into(), remedy: "leave out --side-by-side".into() })
+            }
+            _ => Ok(r),
+        });
         let is_known = recipes.iter().any(|known| known.mechanism.name() == mechanism.name());
         match usable {
             Ok(recipe) if !is_known => recipes.push(recipe),
@@ -330,6 +370,14 @@ fn recipes(
         }
     }
     Ok((recipes, skipped))
+}
+
+/// Returns why the kernel shows runs of a trial and those beside it as one; none if it does not.
+fn not_side_by_side(recipe: &Recipe, sizes: &PartSizes) -> Option<&'static str> {
+    if sizes.get(MemoryPart::Text).is_some() {
+        return Some("all runs of a program share its code");
+    }
+    recipe.folio_size.map(|_| "pages of this size are counted for the whole system")
 }
 
 /// Returns the entry for a page size that this kernel lacks.
@@ -375,17 +423,32 @@ fn trial_of(recipe: &Recipe, runs: &[Finished]) -> Trial {
     }
 }
 
-/// Returns the basis for a command that was watched. It is chosen before the rounds, so that no result
-/// depends on which one is more favourable.
-fn basis_of(run: &Finished, watched: &Watched) -> Basis {
-    let Ok(line) = &watched.profile.line else { return Basis::Elapsed };
-    let seen = Occupation {
+/// Returns what a command did with its time while it was watched. The basis is chosen by it, before the
+/// rounds, so that no result depends on which one is more favourable.
+fn occupation(run: &Finished, watched: &Watched) -> Option<Occupation> {
+    let line = watched.profile.line.as_ref().ok()?;
+    Some(Occupation {
         running_ns: line.ns(TaskState::Running),
         queued_ns: line.ns(TaskState::Runnable),
         waiting_ns: line.waiting_ns(),
         cpu_ns: run.usage.user_ns + run.usage.kernel_ns,
+    })
+}
+
+/// Returns true if so many runs of the command can share a CPU; else says why each runs alone.
+fn can_share(command: &TrialCommand, seen: Option<Occupation>, runs: usize) -> bool {
+    let why = match seen {
+        None => "it cannot be seen whether the command is one task".into(),
+        Some(seen) if !seen.can_share() => {
+            "the command waits, or has several tasks at a time".into()
+        }
+        Some(_) if !command.fits(runs) => {
+            format!("{runs} runs of {} each leave too little memory", Bytes(command.memory_bytes))
+        }
+        Some(_) => return true,
     };
-    seen.basis()
+    output::note(&format!("trials run one after another: {why}"));
+    false
 }
 
 /// Returns the trials that have runs, compared with the command as it is.
@@ -424,6 +487,7 @@ fn diagnosis_of(
         command,
         exit: as_is.map_or(Exit::Code(0), |t| t.exit),
         basis,
+        side_by_side: false,
         skipped,
         verdict,
         budget: None,

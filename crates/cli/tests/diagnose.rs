@@ -1,7 +1,7 @@
 //! `pagetax diagnose` and `compare` on real programs, on misbehaving ones, and interrupted.
 
 use pagetax_core::cause::Account;
-use pagetax_core::diagnosis::{AS_IS, CHECK, Diagnosis, Trial};
+use pagetax_core::diagnosis::{AS_IS, Basis, CHECK, Diagnosis, Trial};
 use pagetax_core::exit::Exit;
 use std::io::{BufRead, Write};
 use std::path::Path;
@@ -68,6 +68,26 @@ fn programs_that_nobody_here_wrote_come_through_unharmed() {
             budget.total_ns(Account::Cpu) as i64
         );
     }
+}
+
+#[test]
+fn runs_share_a_cpu_only_if_the_command_needs_nothing_but_a_cpu() {
+    let counts = "print(sum(i * i for i in range(5_000_000)))";
+    let output = diagnose(&["--side-by-side", "--runs", "3"], &["python3", "-c", counts]);
+    let diagnosis = document(&output);
+    assert_eq!((diagnosis.exit, diagnosis.basis), (Exit::Code(0), Basis::Cpu));
+    assert!(diagnosis.side_by_side && trial(&diagnosis, "thp-2M").runs_ns.len() == 3);
+    assert!(!warned(&diagnosis, "output_differs"));
+    assert!(diagnosis.trials.iter().all(|trial| !trial.name.contains("text")));
+    // A run takes longer than its CPU time by those beside it.
+    let alone = trial(&diagnosis, AS_IS);
+    assert!(alone.runs_ns[0] > alone.user_ns[0] * 3 / 2, "{alone:?}");
+
+    let output = diagnose(&["--side-by-side", "--runs", "2"], &["sleep", "0.3"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("one after another: the command waits"), "{said}");
+    let diagnosis = document(&output);
+    assert!(!diagnosis.side_by_side && diagnosis.basis == Basis::Elapsed);
 }
 
 #[test]

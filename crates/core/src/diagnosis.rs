@@ -133,6 +133,9 @@ pub struct Diagnosis {
     /// The time that speed-ups are ratios of; absent for elapsed time.
     #[serde(default, skip_serializing_if = "Basis::is_elapsed")]
     pub basis: Basis,
+    /// True if the runs of a round shared one CPU; then their elapsed times mean little.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub side_by_side: bool,
     /// The trials, the command as it is first.
     pub trials: Vec<Trial>,
     /// Trials that could not be made.
@@ -343,7 +346,8 @@ fn why_none(as_is: &Trial, trials: &[Trial]) -> String {
         _ => match (open_trial(trials), others.iter().find(|t| took_mostly(t))) {
             (Some((trial, speedup)), _) => format!(
                 "undecided after {} rounds: `{}` runs the command {speedup} times as fast, so a gain of {:.0} % is \
-                 neither shown nor ruled out; give it more time (--time 10min) or a quieter machine",
+                 neither shown nor ruled out; give it more time (--time 10min), a quieter machine, or \
+                 --side-by-side if it may run several times at once",
                 trial.runs_ns.len(),
                 trial.name,
                 GAIN_MIN * 100.0

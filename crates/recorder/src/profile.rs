@@ -57,18 +57,19 @@ pub fn profile(simulation: &mut Simulation, config: usize, title: &str, top: usi
     let by_instruction = simulation.by_instruction(config);
     let spaces: Vec<_> = simulation.processes().map(|(_, space)| space).collect();
     let mut symbols = Symbols::default();
-    let mut by_name: HashMap<String, Vec<((usize, u64), MissShare)>> = HashMap::new();
-    for (key, share) in by_instruction {
-        let name = function_name(&symbols.function(spaces[key.0], key.1));
-        by_name.entry(name).or_default().push((key, share));
+    let mut by_name: HashMap<String, Vec<usize>> = HashMap::new();
+    for (index, ((process, instruction), _)) in by_instruction.iter().enumerate() {
+        let name = function_name(&symbols.function(spaces[*process], *instruction));
+        by_name.entry(name).or_default().push(index);
     }
     let shares = by_name.iter().flat_map(|(name, its_own)| {
-        its_own.iter().map(move |(_, share)| (name.clone(), *share))
+        its_own.iter().map(|index| (name.clone(), by_instruction[*index].1))
     });
     let mut functions = lines(shares, clock_ps, top);
     for function in &mut functions {
-        let its_lines = by_name[&function.name].iter().filter_map(|((process, instruction), share)| {
-            Some((symbols.line(spaces[*process], *instruction)?, share.count))
+        let its_lines = by_name[&function.name].iter().filter_map(|index| {
+            let ((process, instruction), share) = by_instruction[*index];
+            Some((symbols.line(spaces[process], instruction)?, share.count))
         });
         function.lines = largest(its_lines);
     }

@@ -10,8 +10,12 @@ use crate::shell;
 use anyhow::{Context, Result};
 use pagetax_core::diagnosis::{CHECK, Diagnosis};
 use pagetax_core::shares::clopper_pearson;
+use pagetax_core::stats::median;
+use pagetax_host::sys::process::Child;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -24,13 +28,15 @@ const FALSE_LIMIT: f64 = 0.05;
 const FOUND_LIMIT: f64 = 0.9;
 /// The limit of `diagnose` for the rounds of an A/A run. Those of a gain have the default.
 const TIME: &str = "20s";
+/// For shorter runs, pagetax subtracts the start of its own programs.
+const SUBTRACTED: Duration = Duration::from_millis(100);
 const LENGTHS: [Duration; 3] =
     [Duration::from_millis(20), Duration::from_millis(200), Duration::from_secs(1)];
 
 /// A kind of run.
 struct Kind {
     name: &'static str,
-    /// The work on large pages ÷ the work otherwise, in percent.
+    /// The time on large pages ÷ the time otherwise, in percent.
     percent: u64,
     /// The number of runs of all lengths together.
     runs: usize,
@@ -100,11 +106,30 @@ fn of<'a>(seen: &'a [Seen], kind: &'a str, length: Duration) -> impl Iterator<It
     seen.iter().filter(move |one| one.kind == kind && one.length_ms == length_ms)
 }
 
+/// The CPU times of a run.
+#[derive(Clone, Copy)]
+struct Costs {
+    whole_ns: f64,
+    bytes_per_ns: f64,
+    /// The time that large pages add to the same work, with the start of `ppgsz` as far as it counts.
+    large_pages_ns: f64,
+}
+
+impl Costs {
+    /// Returns the bytes more to read, or less, by which a run on large pages takes this share of the time.
+    fn more_bytes(self, percent: u64) -> i64 {
+        let more_ns = self.whole_ns * (percent as f64 / 100.0 - 1.0) - self.large_pages_ns;
+        (more_ns * self.bytes_per_ns) as i64
+    }
+}
+
 /// The files to read, and the compiler beside them.
 struct Stage {
     workshop: Workshop,
     /// The bytes that sha256sum reads in a second.
     bytes_per_s: f64,
+    /// The costs of runs, by their length.
+    costs: RefCell<HashMap<Duration, Costs>>,
     _compiler: Compiler,
 }
 
@@ -120,7 +145,43 @@ impl Stage {
             fastest = fastest.min(started.elapsed().as_secs_f64());
         }
         let bytes_per_s = (64 << 20) as f64 / fastest;
-        Ok(Stage { workshop, bytes_per_s, _compiler: Compiler::start()? })
+        let costs = RefCell::default();
+        Ok(Stage { workshop, bytes_per_s, costs, _compiler: Compiler::start()? })
+    }
+
+    /// Returns the costs of a run of this file, from runs that share a CPU.
+    fn costs(&self, pagetax: &str, length: Duration, file: &Path, bytes: u64) -> Result<Costs> {
+        if let Some(known) = self.costs.borrow().get(&length) {
+            return Ok(*known);
+        }
+        let half = self.file("half", bytes / 2)?;
+        let reading = |file: &Path| vec!["sha256sum".to_string(), file.display().to_string()];
+        let on_large_pages = |command: Vec<String>| {
+            let wrapper = [pagetax, "ppgsz", "-o", "heap=2M"].map(String::from);
+            [wrapper.to_vec(), command].concat()
+        };
+        let commands = [
+            reading(file),
+            reading(&half),
+            on_large_pages(reading(file)),
+            vec!["true".into()],
+            on_large_pages(vec!["true".into()]),
+        ];
+        let mut times: [Vec<u64>; 5] = Default::default();
+        for _ in 0..11 {
+            let ran = side_by_side(&commands)?;
+            times.iter_mut().zip(ran).for_each(|(times, cpu_ns)| times.push(cpu_ns));
+        }
+        let [whole, half, large, start, large_start] =
+            times.map(|times| median(&times).unwrap_or(0) as f64);
+        let start = if length < SUBTRACTED { large_start - start } else { 0.0 };
+        let costs = Costs {
+            whole_ns: whole,
+            bytes_per_ns: (bytes / 2) as f64 / (whole - half).max(1.0),
+            large_pages_ns: large - whole - start,
+        };
+        self.costs.borrow_mut().insert(length, costs);
+        Ok(costs)
     }
 
     /// Diagnoses sha256sum of a file, or of a file of another length if it starts on large pages.
@@ -128,11 +189,13 @@ impl Stage {
         let bytes = (self.bytes_per_s * length.as_secs_f64()) as u64;
         let file = self.file("whole", bytes)?;
         let mut command = Command::new(pagetax);
-        command.args(["diagnose", "--json", "--check", "--sizes", "4K,2M"]);
+        command.args(["diagnose", "--side-by-side", "--json", "--check", "--sizes", "4K,2M"]);
         match kind.percent {
             100 => command.args(["--time", TIME, "--", "sha256sum"]).arg(&file),
             percent => {
-                let part = self.file("part", bytes * percent / 100)?;
+                let costs = self.costs(pagetax, length, &file, bytes)?;
+                let part =
+                    self.file("part", bytes.saturating_add_signed(costs.more_bytes(percent)))?;
                 // The trial on large pages is the one with the tunable of the C library.
                 let script = format!(
                     "case $GLIBC_TUNABLES in *hugetlb=1*) exec sha256sum {};; *) exec sha256sum {};; esac",
@@ -161,8 +224,25 @@ impl Stage {
     fn file(&self, name: &str, bytes: u64) -> Result<PathBuf> {
         let path = self.workshop.path(name);
         File::create(&path)?.set_len(bytes)?;
+        // The first read fills the page cache, which no run should pay for.
+        shell::output(Command::new("sha256sum").arg(&path))?;
         Ok(path)
     }
+}
+
+/// Runs commands at a time on one CPU, and returns the CPU time of each.
+fn side_by_side(commands: &[Vec<String>]) -> Result<Vec<u64>> {
+    let start = |words: &Vec<String>| {
+        let mut command = Command::new("taskset");
+        command.args(["-c", "0"]).args(words).stdout(Stdio::null());
+        command.spawn().map(Child::from)
+    };
+    let children = commands.iter().map(start).collect::<Result<Vec<_>, _>>()?;
+    let wait = |mut child: Child| {
+        let (_, usage) = child.wait()?;
+        Ok(usage.user_ns + usage.kernel_ns)
+    };
+    children.into_iter().map(wait).collect()
 }
 
 fn outcome(seen: &[Seen]) -> Outcome {

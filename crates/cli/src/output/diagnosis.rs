@@ -24,10 +24,11 @@ const CAUSES_MAX: usize = 3;
 pub fn render(diagnosis: &Diagnosis) -> String {
     let rounds = diagnosis.trials.iter().map(|trial| trial.runs_ns.len()).max().unwrap_or(0);
     let title = format!(
-        "{}: {}, {rounds} rounds of {} trials",
-        fit(&diagnosis.command.join(" "), COLUMNS - 50),
+        "{}: {}, {rounds} rounds of {} trials{}",
+        fit(&diagnosis.command.join(" "), COLUMNS - 64),
         diagnosis.exit,
-        diagnosis.trials.len()
+        diagnosis.trials.len(),
+        if diagnosis.side_by_side { " side by side" } else { "" }
     );
     let bold = anstyle::Style::new().bold();
     let tail = tax(diagnosis) + &warnings(diagnosis) + &short_verdict(diagnosis);
@@ -390,6 +391,7 @@ mod tests {
         let warning = Warning { id: "x".into(), text: "busy ".repeat(40), remedy: "y".into() };
         Diagnosis {
             basis: Basis::Elapsed,
+            side_by_side: false,
             command: command.split(' ').map(String::from).collect(),
             exit: Exit::Code(0),
             skipped: vec![skipped("mthp-64K"), skipped("text-2M")],

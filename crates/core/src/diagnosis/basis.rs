@@ -39,16 +39,33 @@ pub struct Occupation {
 impl Occupation {
     /// With more tasks at a time than this on average, elapsed time does not follow CPU time.
     const TASKS_MAX: f64 = 1.1;
+    /// A command that waits for a larger share of its time is no work for a CPU.
+    const WAITING_MAX: f64 = 0.2;
 
     /// Returns the basis for such a command: CPU time if the machine is busy, and the command is one task
     /// at a time that waits for hardly anything but a CPU.
     pub fn basis(self) -> Basis {
-        let own_ns = (self.running_ns + self.waiting_ns) as f64;
-        let wall_ns = own_ns + self.queued_ns as f64;
+        let wall_ns = (self.running_ns + self.waiting_ns + self.queued_ns) as f64;
         let is_busy = self.queued_ns as f64 > BUSY_SHARE * wall_ns;
-        let is_bound = (self.waiting_ns as f64) < BUSY_SHARE * own_ns;
-        let is_one_task = (self.cpu_ns as f64) < Self::TASKS_MAX * self.running_ns as f64;
-        if is_busy && is_bound && is_one_task { Basis::Cpu } else { Basis::Elapsed }
+        match is_busy && self.waiting_share() < BUSY_SHARE && self.is_one_task() {
+            true => Basis::Cpu,
+            false => Basis::Elapsed,
+        }
+    }
+
+    /// Returns true if runs of the command can share a CPU: it is one task at a time, and on an idle machine
+    /// it is on a CPU for most of its time.
+    pub fn can_share(self) -> bool {
+        self.is_one_task() && self.waiting_share() < Self::WAITING_MAX
+    }
+
+    fn is_one_task(self) -> bool {
+        (self.cpu_ns as f64) < Self::TASKS_MAX * self.running_ns as f64
+    }
+
+    /// Returns the share of waits for anything but a CPU, of the time without waits for a CPU.
+    fn waiting_share(self) -> f64 {
+        self.waiting_ns as f64 / (self.running_ns + self.waiting_ns).max(1) as f64
     }
 }
 
@@ -71,17 +88,10 @@ impl Basis {
         }
     }
 
-    /// Returns the time of each run beyond its start, as far as the start was measured.
+    /// Returns the time of each run beyond the median start, if the start was measured.
     pub(super) fn beyond_start_ns(self, trial: &Trial) -> Vec<u64> {
-        let times = self.times_ns(trial);
-        match trial.start_ns.is_empty() {
-            true => times,
-            false => times
-                .iter()
-                .zip(&trial.start_ns)
-                .map(|(run, start)| run.saturating_sub(*start))
-                .collect(),
-        }
+        let start_ns = median(&trial.start_ns).unwrap_or(0);
+        self.times_ns(trial).iter().map(|run| run.saturating_sub(start_ns)).collect()
     }
 
     /// Returns the median time of a trial; 0 without runs.
@@ -120,6 +130,13 @@ mod tests {
             assert_eq!(seen.basis(), basis, "{seen:?}");
         }
         assert_eq!(Occupation::default().basis(), Basis::Elapsed);
+        assert!(!Occupation::default().can_share());
+        for (waiting_ns, cpu_ns, shared) in
+            [(240, 1_000, true), (260, 1_000, false), (0, 1_500, false)]
+        {
+            let seen = Occupation { running_ns: 1_000, queued_ns: 0, waiting_ns, cpu_ns };
+            assert_eq!(seen.can_share(), shared, "{seen:?}");
+        }
     }
 
     #[test]

@@ -18,11 +18,14 @@ use crate::measure::backed_memory;
 use crate::measure::budget::Watch;
 use crate::measure::stacks::Begin;
 use crate::pages::{Changed, Recipe};
+use crate::procfs::{Root, memory_limit};
 use crate::sys::process::{Child, Usage, process_usage};
 use crate::sys::remote::Forbid;
 use crate::sys::signal::asked_to_stop;
 use pagetax_core::exit::Exit;
+use procfs_core::Meminfo;
 use rustix::process::{Pid, Signal};
+use rustix::thread::CpuSet;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
@@ -59,6 +62,15 @@ impl TrialCommand {
         let own = finished.usage.resident_bytes_max;
         let most = finished.peak.map_or(own, |peak| peak.resident_bytes);
         self.memory_bytes = self.memory_bytes.max(most);
+    }
+
+    /// Returns true if so many runs at a time leave a quarter of the available memory free.
+    pub fn fits(&self, runs: usize) -> bool {
+        let memory: Option<Meminfo> = Root::default().parse("/proc/meminfo").ok();
+        let available = memory.and_then(|memory| memory.mem_available);
+        let limit = memory_limit(&Root::default(), std::process::id());
+        let usable = available.map(|bytes| bytes.min(limit.unwrap_or(bytes)));
+        usable.is_some_and(|bytes| self.memory_bytes.saturating_mul(runs as u64) <= bytes / 4 * 3)
     }
 }
 
@@ -128,6 +140,9 @@ fn system(what: &'static str) -> impl FnOnce(io::Error) -> TrialError {
     move |error| TrialError::System(what, error)
 }
 
+/// A run to start: the page sizes, and the files for what it prints.
+pub type Planned<'a> = (&'a Recipe, &'a Outputs);
+
 /// Runs the command once and watches it. Orphans of the command become children of this process. They are
 /// ended with the command, as are all other children of this process. A `watch` collects for a budget from
 /// the exec on.
@@ -137,48 +152,140 @@ pub fn run(
     outputs: &Outputs,
     watch: Option<&mut Watch>,
 ) -> Result<Finished, TrialError> {
-    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    let _put_back =
-        Changed::apply(&recipe.settings).map_err(system("change a page-size setting"))?;
-    rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
-        .map_err(|e| TrialError::System("adopt orphans of the command", e.into()))?;
-    // Runs differ by some bytes, and other programs take some of the memory.
-    backed_memory::bring(trial.memory_bytes + trial.memory_bytes / 4);
-    let before = proof::System::read();
-    // The kernel's maximum for a child begins at our own maximum.
-    let own_resident_bytes = process_usage().resident_bytes_max;
     if let Some(watch) = watch {
         // The launcher's rule for counters: the child inherits them, and exec enables them.
         watch.attach(rustix::thread::gettid().as_raw_nonzero().get() as u32, Begin::AtExec);
     }
-    let start = Instant::now();
-    let mut child = spawn(trial, recipe, outputs)?;
-    let sampler = sampler::MemorySampler::start(child.pid(), recipe.folio_size);
-    let ended = wait(&mut child);
-    let wall_ns = start.elapsed().as_nanos() as u64;
-    let seen = sampler.stop();
-    if let Err(error) = ended {
-        end_all(child.pid());
-        return Err(error);
+    let finished = run_all(trial, &[(recipe, outputs)], None)?;
+    finished
+        .into_iter()
+        .next()
+        .ok_or_else(|| system("find the run")(io::ErrorKind::NotFound.into()))
+}
+
+/// Does the same as [`run`] for several runs at a time, on one CPU. They share it in slices of
+/// milliseconds, so that whatever slows that CPU slows all of them alike: their CPU times compare well, and
+/// their elapsed times do not. No recipe may change settings of the system.
+pub fn run_side_by_side(
+    trial: &TrialCommand,
+    planned: &[Planned<'_>],
+) -> Result<Vec<Finished>, TrialError> {
+    let cpu = rustix::thread::sched_getcpu();
+    run_all(trial, planned, Some(cpu))
+}
+
+fn run_all(
+    trial: &TrialCommand,
+    planned: &[Planned<'_>],
+    cpu: Option<usize>,
+) -> Result<Vec<Finished>, TrialError> {
+    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let settings = planned.iter().map(|(recipe, _)| Changed::apply(&recipe.settings));
+    let _put_back: Vec<Changed> =
+        settings.collect::<io::Result<_>>().map_err(system("change a page-size setting"))?;
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
+        .map_err(|e| TrialError::System("adopt orphans of the command", e.into()))?;
+    // Runs differ by some bytes, and other programs take some of the memory.
+    backed_memory::bring((trial.memory_bytes + trial.memory_bytes / 4) * planned.len() as u64);
+    let mut running = Vec::new();
+    let mut ended = Ok(());
+    for (recipe, outputs) in planned {
+        match Running::start(trial, recipe, outputs, cpu) {
+            Ok(started) => running.push(started),
+            Err(error) => ended = ended.and(Err(error)),
+        }
     }
-    let (exit, usage) = child.wait().map_err(system("wait for the command"))?;
+    for run in &mut running {
+        ended = ended.and_then(|()| run.wait());
+    }
+    if ended.is_err() {
+        running.iter().for_each(|run| end_all(run.child.pid()));
+    }
+    ended?;
+    let mut finished =
+        running.into_iter().map(|run| run.finish(trial)).collect::<Result<Vec<_>, _>>()?;
     let left_running = end_orphans();
-    let mut peak = seen.peak;
-    if let Some(peak) = &mut peak {
-        peak.add_kernels_own(usage.resident_bytes_max, own_resident_bytes);
+    finished.iter_mut().for_each(|run| run.left_running = left_running);
+    Ok(finished)
+}
+
+/// A run of the command.
+struct Running<'a> {
+    recipe: &'a Recipe,
+    before: proof::System,
+    /// The kernel's maximum for a child begins at our own maximum.
+    own_resident_bytes: u64,
+    started: Instant,
+    wall_ns: u64,
+    child: Child,
+    sampler: sampler::MemorySampler,
+}
+
+impl<'a> Running<'a> {
+    fn start(
+        trial: &TrialCommand,
+        recipe: &'a Recipe,
+        outputs: &Outputs,
+        cpu: Option<usize>,
+    ) -> Result<Running<'a>, TrialError> {
+        let before = proof::System::read();
+        let own_resident_bytes = process_usage().resident_bytes_max;
+        let started = Instant::now();
+        let pinned = cpu.map(Pinned::to).transpose().map_err(system("choose a CPU"))?;
+        let child = spawn(trial, recipe, outputs)?;
+        drop(pinned);
+        let sampler = sampler::MemorySampler::start(child.pid(), recipe.folio_size);
+        Ok(Running { recipe, before, own_resident_bytes, started, wall_ns: 0, child, sampler })
     }
-    Ok(Finished {
-        exit,
-        wall_ns,
-        step_ns: wall_ns,
-        start_ns: None,
-        usage,
-        peak,
-        evidence: before.since(seen.allocator, proof::no_preload(recipe, &trial.argv)),
-        watch_ns: seen.watch_ns,
-        left_running,
-        brief_count: seen.brief_count,
-    })
+
+    /// Waits until the process has ended, without reaping it, or until we are asked to stop.
+    fn wait(&mut self) -> Result<(), TrialError> {
+        let ended = wait(&mut self.child);
+        self.wall_ns = self.started.elapsed().as_nanos() as u64;
+        ended
+    }
+
+    fn finish(self, trial: &TrialCommand) -> Result<Finished, TrialError> {
+        let Running { recipe, before, own_resident_bytes, wall_ns, mut child, sampler, .. } = self;
+        let seen = sampler.stop();
+        let (exit, usage) = child.wait().map_err(system("wait for the command"))?;
+        let mut peak = seen.peak;
+        if let Some(peak) = &mut peak {
+            peak.add_kernels_own(usage.resident_bytes_max, own_resident_bytes);
+        }
+        Ok(Finished {
+            exit,
+            wall_ns,
+            step_ns: wall_ns,
+            start_ns: None,
+            usage,
+            peak,
+            evidence: before.since(seen.allocator, proof::no_preload(recipe, &trial.argv)),
+            watch_ns: seen.watch_ns,
+            left_running: 0,
+            brief_count: seen.brief_count,
+        })
+    }
+}
+
+/// This thread on one CPU alone, as children that it starts. Dropping it gives the thread its CPUs back.
+struct Pinned(CpuSet);
+
+impl Pinned {
+    fn to(cpu: usize) -> io::Result<Pinned> {
+        let before = rustix::thread::sched_getaffinity(None)?;
+        let mut one = CpuSet::new();
+        one.set(cpu);
+        rustix::thread::sched_setaffinity(None, &one)?;
+        Ok(Pinned(before))
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // It was allowed before.
+        let _ = rustix::thread::sched_setaffinity(None, &self.0);
+    }
 }
 
 fn spawn(trial: &TrialCommand, recipe: &Recipe, outputs: &Outputs) -> Result<Child, TrialError> {

@@ -6,6 +6,7 @@
 
 use super::{Finished, TrialError};
 use pagetax_core::sequential::is_look;
+use std::cell::Cell;
 
 /// The minimum of rounds for slow commands. Fewer give no useful interval.
 const ROUNDS_MIN: usize = 3;
@@ -27,6 +28,8 @@ pub struct Schedule {
     pub time_ns: u64,
     /// True to go on after the command has failed.
     pub ignore_failure: bool,
+    /// True to run all trials of a round at a time. It is read before each round.
+    pub side_by_side: Cell<bool>,
 }
 
 /// The position of one run in the schedule.
@@ -91,12 +94,13 @@ fn rounds_for(schedule: &Schedule, round_ns: u64) -> usize {
     schedule.runs.unwrap_or(fitting.clamp(least, ROUNDS_MAX))
 }
 
-/// Runs the whole schedule. An interruption keeps the finished runs; any other error ends it. `needs_more`
-/// returns which trials need more rounds; it is asked after each round that is a look.
+/// Runs the whole schedule. An interruption keeps the finished runs; any other error ends it. `run_steps`
+/// runs the steps that it gets at a time. `needs_more` returns which trials need more rounds; it is asked after
+/// each round that is a look.
 pub fn run<T: Ran>(
     schedule: &Schedule,
     trials: usize,
-    mut run_one: impl FnMut(Step) -> Result<T, TrialError>,
+    mut run_steps: impl FnMut(&[Step]) -> Result<Vec<T>, TrialError>,
     mut needs_more: impl FnMut(&[Vec<T>]) -> Vec<bool>,
     mut progress: impl FnMut(f64),
 ) -> Result<Rounds<T>, TrialError> {
@@ -106,10 +110,11 @@ pub fn run<T: Ran>(
     let mut total = 0;
     for before in 0..=schedule.warmup {
         let budget = before == schedule.warmup;
-        let ran = match run_one(Step { trial: 0, round: 0, first, budget }) {
+        let ran = match run_steps(&[Step { trial: 0, round: 0, first, budget }]) {
             Err(TrialError::Interrupted) if !first => return Ok(interrupted(rounds)),
             other => other?,
         };
+        let Some(ran) = ran.into_iter().next() else { continue };
         if first && !ran.success() && !schedule.ignore_failure {
             rounds.finished[0].push(ran);
             return Ok(Rounds { ended: Ended::FirstFailed, ..rounds });
@@ -119,13 +124,20 @@ pub fn run<T: Ran>(
     let (mut remaining, mut round, mut spent_ns) = (vec![true; trials], 0, 0);
     while round < total {
         let mut round_ns = 0;
-        for trial in (0..trials).map(|place| (round + place) % trials) {
-            if remaining[trial] {
-                match run_one(Step { trial, round: round + 1, first, budget: false }) {
-                    Err(TrialError::Interrupted) => return Ok(interrupted(rounds)),
-                    other => rounds.finished[trial].push(other?),
-                }
-                round_ns += rounds.finished[trial].last().map_or(0, Ran::step_ns);
+        let order = (0..trials).map(|place| (round + place) % trials);
+        let steps: Vec<Step> = order
+            .filter(|trial| remaining[*trial])
+            .map(|trial| Step { trial, round: round + 1, first, budget: false })
+            .collect();
+        let at_a_time = if schedule.side_by_side.get() { steps.len() } else { 1 };
+        for steps in steps.chunks(at_a_time) {
+            let ran = match run_steps(steps) {
+                Err(TrialError::Interrupted) => return Ok(interrupted(rounds)),
+                other => other?,
+            };
+            for (step, ran) in steps.iter().zip(ran) {
+                round_ns += ran.step_ns();
+                rounds.finished[step.trial].push(ran);
             }
         }
         (round, spent_ns) = (round + 1, spent_ns + round_ns);
@@ -170,7 +182,7 @@ mod tests {
     }
 
     fn schedule(runs: Option<usize>, warmup: usize) -> Schedule {
-        Schedule { runs, warmup, time_ns: 60_000_000_000, ignore_failure: false }
+        Schedule { runs, warmup, time_ns: 60_000_000_000, ..Schedule::default() }
     }
 
     fn all(finished: &[Vec<Fake>]) -> Vec<bool> {
@@ -186,7 +198,7 @@ mod tests {
             asked.push(done);
             needed
         };
-        let ran = |_| Ok(Fake(1, true));
+        let ran = |steps: &[Step]| Ok(steps.iter().map(|_| Fake(1, true)).collect());
         let rounds = run(&schedule(None, 1), 3, ran, needs_more, |_| {}).unwrap();
         let lengths: Vec<_> = rounds.finished.iter().map(Vec::len).collect();
         assert_eq!((lengths, rounds.ended), (vec![8, 3, 8], Ended::Complete));
@@ -199,17 +211,31 @@ mod tests {
     #[test]
     fn every_round_begins_with_another_trial() {
         let mut order = Vec::new();
-        let note = |step: Step| {
-            order.push((step.round, step.trial));
-            Ok(Fake(1, true))
+        let note = |steps: &[Step]| {
+            order.extend(steps.iter().map(|step| (step.round, step.trial)));
+            Ok(vec![Fake(1, true)])
         };
         run(&schedule(Some(2), 1), 3, note, all, |_| {}).unwrap();
         assert_eq!(order, [(0, 0), (0, 0), (1, 0), (1, 1), (1, 2), (2, 1), (2, 2), (2, 0)]);
     }
 
+    #[test]
+    fn side_by_side_all_trials_of_a_round_run_at_a_time() {
+        let mut groups = Vec::new();
+        let note = |steps: &[Step]| {
+            groups.push(steps.iter().map(|step| step.trial).collect::<Vec<_>>());
+            Ok(steps.iter().map(|_| Fake(1, true)).collect())
+        };
+        let schedule = Schedule { side_by_side: Cell::new(true), ..schedule(Some(2), 0) };
+        let rounds = run(&schedule, 3, note, all, |_| {}).unwrap();
+        assert_eq!(groups, [vec![0], vec![0, 1, 2], vec![1, 2, 0]]);
+        assert!(rounds.finished.iter().all(|runs| runs.len() == 2));
+    }
+
     fn rounds_of(seconds: u64, runs: Option<usize>, warmup: usize) -> usize {
         let rounds =
-            run(&schedule(runs, warmup), 3, |_| Ok(Fake(seconds, true)), all, |_| {}).unwrap();
+            run(&schedule(runs, warmup), 3, |_| Ok(vec![Fake(seconds, true)]), all, |_| {})
+                .unwrap();
         assert!(rounds.finished.iter().all(|runs| runs.len() == rounds.finished[0].len()));
         rounds.finished[0].len()
     }
@@ -227,11 +253,11 @@ mod tests {
     #[test]
     fn an_interruption_keeps_what_has_finished() {
         let mut left = 7;
-        let mut run_one = |_| {
+        let run_one = |_: &[Step]| {
             left -= 1;
-            if left == 0 { Err(TrialError::Interrupted) } else { Ok(Fake(1, true)) }
+            if left == 0 { Err(TrialError::Interrupted) } else { Ok(vec![Fake(1, true)]) }
         };
-        let rounds = run(&schedule(Some(9), 1), 3, &mut run_one, all, |_| {}).unwrap();
+        let rounds = run(&schedule(Some(9), 1), 3, run_one, all, |_| {}).unwrap();
         let lengths: Vec<_> = rounds.finished.iter().map(Vec::len).collect();
         assert_eq!((lengths, rounds.ended), (vec![1, 2, 1], Ended::Interrupted));
     }
@@ -240,25 +266,28 @@ mod tests {
     fn a_command_that_fails_at_first_runs_once() {
         for warmup in [0, 1] {
             let rounds =
-                run(&schedule(None, warmup), 3, |_| Ok(Fake(1, false)), all, |_| {}).unwrap();
+                run(&schedule(None, warmup), 3, |_| Ok(vec![Fake(1, false)]), all, |_| {}).unwrap();
             let lengths: Vec<_> = rounds.finished.iter().map(Vec::len).collect();
             assert_eq!((lengths, rounds.ended), (vec![1, 0, 0], Ended::FirstFailed));
         }
         let stubborn = Schedule { ignore_failure: true, ..schedule(Some(2), 1) };
-        let rounds = run(&stubborn, 3, |_| Ok(Fake(1, false)), all, |_| {}).unwrap();
+        let rounds = run(&stubborn, 3, |_| Ok(vec![Fake(1, false)]), all, |_| {}).unwrap();
         assert_eq!((rounds.finished[2].len(), rounds.ended), (2, Ended::Complete));
     }
 
     #[test]
     fn progress_comes_to_one() {
         let mut last = 0.0;
-        run(&schedule(Some(3), 1), 2, |_| Ok(Fake(1, true)), all, |done| last = done).unwrap();
+        run(&schedule(Some(3), 1), 2, |_| Ok(vec![Fake(1, true)]), all, |done| last = done)
+            .unwrap();
         assert_eq!(last, 1.0);
     }
 
     #[test]
     fn what_cannot_be_run_is_an_error() {
-        let missing = |_| Err::<Fake, _>(TrialError::Program(ProgramError::NotFound("x".into())));
+        let missing = |_: &[Step]| {
+            Err::<Vec<Fake>, _>(TrialError::Program(ProgramError::NotFound("x".into())))
+        };
         assert!(run(&schedule(None, 1), 2, missing, all, |_| {}).is_err());
     }
 }
