@@ -23,12 +23,12 @@ const CAUSES_MAX: usize = 3;
 /// Renders the report that fits a screen.
 pub fn render(diagnosis: &Diagnosis) -> String {
     let rounds = diagnosis.trials.iter().map(|trial| trial.runs_ns.len()).max().unwrap_or(0);
+    let how = if diagnosis.side_by_side { " side by side" } else { "" };
     let title = format!(
-        "{}: {}, {rounds} rounds of {} trials{}",
-        fit(&diagnosis.command.join(" "), COLUMNS - 64),
+        "{}: {}, {rounds} rounds of {} trials{how}",
+        fit(&diagnosis.command.join(" "), COLUMNS - 50 - how.len()),
         diagnosis.exit,
-        diagnosis.trials.len(),
-        if diagnosis.side_by_side { " side by side" } else { "" }
+        diagnosis.trials.len()
     );
     let bold = anstyle::Style::new().bold();
     let tail = tax(diagnosis) + &warnings(diagnosis) + &short_verdict(diagnosis);

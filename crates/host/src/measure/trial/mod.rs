@@ -18,12 +18,11 @@ use crate::measure::backed_memory;
 use crate::measure::budget::Watch;
 use crate::measure::stacks::Begin;
 use crate::pages::{Changed, Recipe};
-use crate::procfs::{Root, memory_limit};
+use crate::procfs::Root;
 use crate::sys::process::{Child, Usage, process_usage};
 use crate::sys::remote::Forbid;
 use crate::sys::signal::asked_to_stop;
 use pagetax_core::exit::Exit;
-use procfs_core::Meminfo;
 use rustix::process::{Pid, Signal};
 use rustix::thread::CpuSet;
 use std::ffi::{OsStr, OsString};
@@ -66,11 +65,9 @@ impl TrialCommand {
 
     /// Returns true if so many runs at a time leave a quarter of the available memory free.
     pub fn fits(&self, runs: usize) -> bool {
-        let memory: Option<Meminfo> = Root::default().parse("/proc/meminfo").ok();
-        let available = memory.and_then(|memory| memory.mem_available);
-        let limit = memory_limit(&Root::default(), std::process::id());
-        let usable = available.map(|bytes| bytes.min(limit.unwrap_or(bytes)));
-        usable.is_some_and(|bytes| self.memory_bytes.saturating_mul(runs as u64) <= bytes / 4 * 3)
+        let needed = self.memory_bytes.saturating_mul(runs as u64);
+        let available = backed_memory::available_bytes(&Root::default());
+        available.is_ok_and(|bytes| needed <= bytes / 4 * 3)
     }
 }
 
@@ -152,15 +149,7 @@ pub fn run(
     outputs: &Outputs,
     watch: Option<&mut Watch>,
 ) -> Result<Finished, TrialError> {
-    if let Some(watch) = watch {
-        // The launcher's rule for counters: the child inherits them, and exec enables them.
-        watch.attach(rustix::thread::gettid().as_raw_nonzero().get() as u32, Begin::AtExec);
-    }
-    let finished = run_all(trial, &[(recipe, outputs)], None)?;
-    finished
-        .into_iter()
-        .next()
-        .ok_or_else(|| system("find the run")(io::ErrorKind::NotFound.into()))
+    Ok(run_all(trial, &[(recipe, outputs)], None, watch)?.remove(0))
 }
 
 /// Does the same as [`run`] for several runs at a time, on one CPU. They share it in slices of
@@ -171,13 +160,14 @@ pub fn run_side_by_side(
     planned: &[Planned<'_>],
 ) -> Result<Vec<Finished>, TrialError> {
     let cpu = rustix::thread::sched_getcpu();
-    run_all(trial, planned, Some(cpu))
+    run_all(trial, planned, Some(cpu), None)
 }
 
 fn run_all(
     trial: &TrialCommand,
     planned: &[Planned<'_>],
     cpu: Option<usize>,
+    watch: Option<&mut Watch>,
 ) -> Result<Vec<Finished>, TrialError> {
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let settings = planned.iter().map(|(recipe, _)| Changed::apply(&recipe.settings));
@@ -187,6 +177,10 @@ fn run_all(
         .map_err(|e| TrialError::System("adopt orphans of the command", e.into()))?;
     // Runs differ by some bytes, and other programs take some of the memory.
     backed_memory::bring((trial.memory_bytes + trial.memory_bytes / 4) * planned.len() as u64);
+    if let Some(watch) = watch {
+        // The launcher's rule for counters: the child inherits them, and exec enables them.
+        watch.attach(rustix::thread::gettid().as_raw_nonzero().get() as u32, Begin::AtExec);
+    }
     let mut running = Vec::new();
     let mut ended = Ok(());
     for (recipe, outputs) in planned {
