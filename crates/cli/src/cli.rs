@@ -3,7 +3,7 @@
 use crate::output::{self, Color, Messages};
 use crate::{
     build, calibrate, ci, compare, diagnose, doctor, exit, jobs, machines, manual, misscurve,
-    pagesize, pmap, ppgsz, record, remote, report, reproduce, run, serve, servers, trapstat,
+    pagesize, pmap, ppgsz, record, remote, report, reproduce, run, serve, servers, stat, trapstat,
     whatif, why, words,
 };
 use anyhow::Result;
@@ -22,6 +22,7 @@ Examples:
 /// The groups of the main help. A subcommand that users should find is in exactly one.
 const GROUPS: &[(&str, &[&str])] = &[
     ("Look at a program", &["diagnose", "trapstat", "whatif", "misscurve", "pmap", "why"]),
+    ("Look at the system", &["stat"]),
     ("Change it", &["ppgsz", "build", "remote"]),
     (
         "Record and replay",
@@ -94,6 +95,7 @@ pub enum Command {
     Build(build::Args),
     Serve(serve::Args),
     Servers(servers::Args),
+    Stat(stat::Args),
     Man(manual::ManArgs),
     #[command(hide = true)]
     Libraries(manual::LibrariesArgs),
@@ -126,6 +128,7 @@ impl Command {
             Command::Build(args) => build::run(args),
             Command::Serve(args) => serve::run(args),
             Command::Servers(args) => servers::run(args),
+            Command::Stat(args) => stat::run(args),
             Command::Man(args) => manual::man(args),
             Command::Libraries(args) => manual::libraries(args),
             Command::Completions(args) => manual::completions(args),

@@ -9,12 +9,13 @@ mod perf;
 mod record;
 mod trap_table;
 
+use crate::operands::Operands;
 use crate::output;
 use crate::output::tables::Tables;
 use crate::output::trapstat::{Form, render};
 use anyhow::{Context, Result, anyhow};
 pub use args::Args;
-use args::{Choice, Operands};
+use args::Choice;
 use backend::Backend;
 use pagetax_core::trapstat::Listing;
 use pagetax_host::measure::tlb_events::CountError;
@@ -27,7 +28,7 @@ use std::process::ExitCode;
 pub fn run(mut args: Args) -> Result<ExitCode> {
     args.trap_table.refuse()?;
     args.operands = Operands::parse(&args.words)?;
-    if args.operands.trace.is_some() && (!args.pids.is_empty() || !args.command.is_empty()) {
+    if args.operands.file.is_some() && (!args.pids.is_empty() || !args.command.is_empty()) {
         return Err(anyhow!("a trace, and something to run\n  hint: leave one of them out"));
     }
     // Before counters are looked for, which this machine may lack.
@@ -36,7 +37,7 @@ pub fn run(mut args: Args) -> Result<ExitCode> {
     }
     args.outputs.check_writable()?;
     args.tables.check_writable()?;
-    args.interval_ns()?;
+    args.operands.interval_ns()?;
     let mut backend = choose(&args)?;
     // From here on Ctrl-C ends the program, not us, so that what was seen is printed.
     let _stop = StopSignals::watch().context("cannot watch for Ctrl-C; this is not expected")?;
@@ -97,7 +98,7 @@ fn choose(args: &Args) -> Result<Box<dyn Backend>> {
         Choice::Perf => Ok(Box::new(perf::Perf::open(args, "asked for")?)),
         Choice::Ibs => Ok(Box::new(perf::Perf::open_ibs(args, "asked for")?)),
         Choice::Record => Ok(Box::new(record::Record::new(args, "asked for".into())?)),
-        Choice::Auto if args.operands.trace.is_some() => {
+        Choice::Auto if args.operands.file.is_some() => {
             Ok(Box::new(record::Record::new(args, "a trace was named".into())?))
         }
         Choice::Auto => match of_the_cpu(args) {

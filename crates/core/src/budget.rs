@@ -4,7 +4,7 @@
 //! the elapsed time of the job's main line. Invariant, by construction and by a property test: the rows and
 //! "unexplained" add up to the total exactly. Unexplained time may be negative, and is shown.
 
-use crate::cause::{self, Account};
+use crate::cause::{self, Account, Scope};
 use crate::counter::{Provenance, Reading};
 use serde::{Deserialize, Serialize};
 
@@ -110,6 +110,7 @@ impl VmTax {
             match cpu.rows.iter().find(|row| row.id == cause.id) {
                 Some(row) if row.ns.is_some() => known.push(row),
                 Some(row) => absent.push((cause.id, &row.how)),
+                None if cause.scope == Scope::System => {}
                 None => absent.push((cause.id, "not looked at")),
             }
         }
@@ -173,6 +174,13 @@ impl Ledger {
     pub fn row(&mut self, id: &str, reading: Reading, how: impl Into<String>) {
         debug_assert!(self.account.causes().any(|cause| cause.id == id), "{id}");
         self.rows.push(TimeRow::new(id, reading, how));
+    }
+
+    /// Replaces a row that was missing.
+    pub fn replace(&mut self, id: &str, reading: Reading, how: impl Into<String>) {
+        if let Some(row) = self.rows.iter_mut().find(|row| row.id == id) {
+            *row = TimeRow::new(id, reading, how);
+        }
     }
 
     /// Adds CPU time that a pager took on behalf of the job, in threads that do not belong to the job.

@@ -31,6 +31,17 @@ impl Account {
     }
 }
 
+/// The budgets that have a cause.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scope {
+    /// All budgets.
+    Every,
+    /// Those of jobs on network memory.
+    Network,
+    /// Those of a whole system, whose daemons and page tables have rows of their own.
+    System,
+}
+
 /// A cause of time: a row of a budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cause {
@@ -41,8 +52,8 @@ pub struct Cause {
     /// True for time that virtual memory costs. The job's own work, other kernel work and waits that have
     /// nothing to do with memory are not part of the tax.
     pub is_tax: bool,
-    /// True for time that only jobs on network memory have. Other budgets do not have the row.
-    pub needs_network: bool,
+    /// The budgets that have the row.
+    pub scope: Scope,
     /// The unit: nanoseconds, bytes or a count.
     pub unit: Unit,
     /// The meaning, in a few words.
@@ -50,11 +61,15 @@ pub struct Cause {
 }
 
 const fn cause(account: Account, is_tax: bool, id: &'static str, meaning: &'static str) -> Cause {
-    Cause { id, account, is_tax, needs_network: false, unit: Unit::Ns, meaning }
+    Cause { id, account, is_tax, scope: Scope::Every, unit: Unit::Ns, meaning }
 }
 
 const fn on_cpu(is_tax: bool, id: &'static str, meaning: &'static str) -> Cause {
     cause(Account::Cpu, is_tax, id, meaning)
+}
+
+const fn of_system(id: &'static str, meaning: &'static str) -> Cause {
+    Cause { scope: Scope::System, ..on_cpu(true, id, meaning) }
 }
 
 const fn elapsed(is_tax: bool, id: &'static str, meaning: &'static str) -> Cause {
@@ -70,6 +85,11 @@ pub const CAUSES: &[Cause] = &[
     on_cpu(true, "reclaim", "scanning and freeing pages, on the job's own CPU time"),
     on_cpu(true, "compaction", "moving pages to make huge ones"),
     on_cpu(true, "swap", "compressing, writing and reading swapped or remote pages"),
+    of_system("page_table", "making, copying and tearing down page tables"),
+    of_system("shootdown", "taking translations out of the TLBs of other CPUs"),
+    of_system("background_reclaim", "kswapd, with what it swaps"),
+    of_system("background_compaction", "kcompactd"),
+    of_system("khugepaged", "khugepaged, which collapses pages to huge ones"),
     on_cpu(false, "other_kernel", "the rest of the kernel's work for the job"),
     elapsed(false, "running", "on a CPU"),
     elapsed(false, "run_queue", "runnable, but another task had the CPU"),
@@ -78,7 +98,7 @@ pub const CAUSES: &[Cause] = &[
     elapsed(true, "throttle", "blocked in reclaim"),
     elapsed(false, "sleep", "asleep by its own wish"),
     Cause {
-        needs_network: true,
+        scope: Scope::Network,
         ..elapsed(true, "remote_page_in", "blocked on pages from a page store")
     },
 ];
@@ -101,7 +121,7 @@ mod tests {
         };
         assert_eq!(ids(Account::Cpu, false), ["compute", "other_kernel"]);
         assert_eq!(ids(Account::Wall, false), ["running", "run_queue", "sleep"]);
-        assert_eq!(ids(Account::Cpu, true).len() + ids(Account::Wall, true).len(), 10);
+        assert_eq!(ids(Account::Cpu, true).len() + ids(Account::Wall, true).len(), 15);
         let distinct: BTreeSet<_> = CAUSES.iter().map(|cause| cause.id).collect();
         assert_eq!(distinct.len(), CAUSES.len());
     }

@@ -30,6 +30,7 @@ pub mod sequential;
 pub mod shares;
 pub mod stats;
 pub mod sweep;
+pub mod system_stat;
 pub mod threshold;
 pub mod trapstat;
 pub mod units;

@@ -5,7 +5,7 @@
 
 use super::text::{self, MISSING};
 use pagetax_core::budget::{Budget, TimeRow};
-use pagetax_core::cause::Account;
+use pagetax_core::cause::{Account, Scope};
 use pagetax_core::counter::Unit;
 
 const BAR_CELLS: f64 = 24.0;
@@ -50,7 +50,7 @@ impl<'a> LedgerView<'a> {
 /// Renders the tax, both ledgers and the memory line.
 pub fn render(budget: &Budget) -> String {
     let mut out = tax(budget).map_or_else(String::new, |line| format!("\n{line}\n"));
-    out += &LedgerView::both(budget).iter().map(ledger).collect::<String>();
+    out += &LedgerView::both(budget).map(|view| ledger(&view) + &absent(&view)).concat();
     if !budget.memory().is_empty() {
         let rows = budget.memory().iter().map(|row| {
             let bytes = row.bytes.map_or(MISSING.into(), |b| text::value(Unit::Bytes, b));
@@ -60,6 +60,13 @@ pub fn render(budget: &Budget) -> String {
         out += &text::table(&["", "bytes", "provenance", "how"], &[1], rows.collect());
     }
     out
+}
+
+/// Renders both ledgers of a system, a cgroup or running processes.
+pub fn of_system(budget: &Budget) -> String {
+    let [cpu, wall] = LedgerView::both(budget);
+    let cpu = LedgerView { title: "CPU time of all tasks", ..cpu };
+    ledger(&cpu) + &ledger(&LedgerView { title: "Waits of all tasks for memory", ..wall })
 }
 
 /// Renders the tax in one line. Waiting stands beside it. None if the report was written without it.
@@ -92,7 +99,7 @@ pub fn tax(budget: &Budget) -> Option<String> {
 }
 
 fn ledger(view: &LedgerView) -> String {
-    let LedgerView { account, title, rows, total_ns, unexplained_ns } = *view;
+    let LedgerView { title, rows, total_ns, unexplained_ns, .. } = *view;
     let mut cells: Vec<Vec<String>> = rows.iter().map(|row| time_row(row, total_ns)).collect();
     for at in
         (1..rows.len()).filter(|at| rows[*at].how.len() > 1 && rows[*at].how == rows[at - 1].how)
@@ -109,19 +116,24 @@ fn ledger(view: &LedgerView) -> String {
         "total less the rows above".into(),
     ]);
     let total = text::value(Unit::Ns, total_ns);
-    let mut out = text::heading(&format!("{title} {total}"));
+    let out = text::heading(&format!("{title} {total}"));
     let mut headings = vec!["", "time", "share", "", "low – high", "provenance", "how"];
     if text::terminal_columns().is_some_and(|columns| columns < COLUMNS_WITH_BARS) {
         headings.remove(3);
         cells.iter_mut().for_each(|row| drop(row.remove(3)));
     }
-    out += &text::table(&headings, &[1, 2], cells);
-    let known = account.causes().filter(|cause| !cause.needs_network).map(|cause| cause.id);
-    let absent: Vec<_> = known.filter(|id| rows.iter().all(|r| r.id != *id)).collect();
-    if !absent.is_empty() {
-        out += &format!("  not looked at: {}\n", absent.join(", "));
+    out + &text::table(&headings, &[1, 2], cells)
+}
+
+/// Names the rows that a job's ledger lacks.
+fn absent(view: &LedgerView) -> String {
+    let known = view.account.causes().filter(|cause| cause.scope == Scope::Every);
+    let absent = known.map(|cause| cause.id).filter(|id| view.rows.iter().all(|r| r.id != *id));
+    let absent: Vec<_> = absent.collect();
+    match absent[..] {
+        [] => String::new(),
+        _ => format!("  not looked at: {}\n", absent.join(", ")),
     }
-    out
 }
 
 fn time_row(row: &TimeRow, total_ns: u64) -> Vec<String> {

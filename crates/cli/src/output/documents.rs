@@ -21,6 +21,7 @@ use pagetax_core::compare::Comparisons;
 use pagetax_core::diagnosis::Diagnosis;
 use pagetax_core::document::Document;
 use pagetax_core::report::Runs;
+use pagetax_core::system_stat::SystemStat;
 use pagetax_host::measure::doctor::Doctor;
 use pagetax_host::pages::documents::{PageSizeChange, PageSizes};
 use pagetax_host::pages::pagemap::{PageMapDiff, PageMaps};
@@ -89,6 +90,7 @@ documents! {
         ("prometheus", "the counters as Prometheus text", prometheus::render),
     ],
     Servers: [],
+    SystemStat: [],
     Trapstat: [("folded", "misses by function as folded stacks", |document| {
         Ok(trapstat::folded(document))
     })],

@@ -19,6 +19,7 @@ mod registry;
 pub mod report;
 pub mod reproduction;
 pub mod sweep;
+pub mod system_stat;
 pub mod tables;
 pub mod text;
 pub mod trapstat;
@@ -105,7 +106,7 @@ pub fn check_writable(path: &Path) -> Result<()> {
     opened.map(drop).with_context(|| cannot_write(path))
 }
 
-fn cannot_write(path: &Path) -> String {
+pub fn cannot_write(path: &Path) -> String {
     format!("cannot write {}\n  hint: name a file that you may write", path.display())
 }
 

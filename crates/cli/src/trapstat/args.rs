@@ -2,17 +2,16 @@
 
 use super::trap_table::TrapTableArgs;
 use crate::exit;
+use crate::operands::Operands;
 use crate::output::documents::Outputs;
 use crate::output::tables::TablesArgs;
 use crate::output::trapstat::Form;
 use crate::processes::pid;
 use crate::recorded::EngineChoice;
-use anyhow::{Result, anyhow};
-use pagetax_core::units::Nanos;
+use anyhow::anyhow;
 use pagetax_host::procfs::CpuList;
 use pagetax_recorder::documents::Trapstat;
 use std::ffi::OsString;
-use std::path::PathBuf;
 
 /// The source of numbers, as `--backend` names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -119,47 +118,7 @@ pub struct Args {
     pub(super) command: Vec<OsString>,
 }
 
-/// The words between the options and the command.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub(super) struct Operands {
-    pub(super) trace: Option<PathBuf>,
-    pub(super) interval: Option<f64>,
-    pub(super) count: Option<u64>,
-}
-
-/// Parses an interval: seconds, or a time with its unit.
-fn seconds(word: &str) -> Option<f64> {
-    word.parse().ok().or_else(|| Some(word.parse::<Nanos>().ok()?.0 as f64 / 1e9))
-}
-
-impl Operands {
-    pub(super) fn parse(words: &[String]) -> Result<Operands> {
-        let trace = words.first().filter(|word| seconds(word).is_none()).map(PathBuf::from);
-        let numbers = &words[usize::from(trace.is_some())..];
-        let hint = "hint: [TRACE] [INTERVAL [COUNT]], as in app.ptt 0.5 10";
-        let wrong = |word: &String, what| anyhow!("`{word}` is no {what}\n  {hint}");
-        let interval = numbers.first().map(|word| seconds(word).ok_or(wrong(word, "interval")));
-        let count = numbers.get(1).map(|word| word.parse().map_err(|_| wrong(word, "count")));
-        match numbers.get(2) {
-            Some(word) => Err(anyhow!("`{word}` is one word too many\n  {hint}")),
-            None => {
-                Ok(Operands { trace, interval: interval.transpose()?, count: count.transpose()? })
-            }
-        }
-    }
-}
-
 impl Args {
-    pub(super) fn interval_ns(&self) -> Result<Option<u64>> {
-        let Some(seconds) = self.operands.interval else { return Ok(None) };
-        if !(seconds.is_finite() && seconds >= 0.001) {
-            return Err(anyhow!(
-                "an interval of {seconds} s\n  hint: name a millisecond or more, in seconds: 0.001"
-            ));
-        }
-        Ok(Some((seconds * 1e9) as u64))
-    }
-
     pub(super) fn form(&self) -> Form {
         match (self.parsable, self.by_size) {
             (true, _) => Form::Parsable,
@@ -172,26 +131,4 @@ impl Args {
 /// Returns the error for something that this machine or backend lacks.
 pub(super) fn unmet(message: String) -> anyhow::Error {
     exit::with(exit::UNMET, anyhow!(message))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_trace_stands_before_the_numbers() {
-        let parse = |words: &[&str]| {
-            Operands::parse(&words.iter().map(ToString::to_string).collect::<Vec<_>>())
-        };
-        let trace = Some(PathBuf::from("a.ptt"));
-        assert_eq!(parse(&[]).unwrap(), Operands::default());
-        let all = parse(&["a.ptt", "0.5", "3"]).unwrap();
-        assert_eq!(all, Operands { trace, interval: Some(0.5), count: Some(3) });
-        assert_eq!(parse(&["500ms"]).unwrap().interval, Some(0.5));
-        let numbers = parse(&["1", "10"]).unwrap();
-        assert_eq!((numbers.trace, numbers.interval, numbers.count), (None, Some(1.0), Some(10)));
-        for wrong in [&["a.ptt", "b"][..], &["1", "x"], &["1", "2", "3"], &["a", "1", "1.5"]] {
-            assert!(parse(wrong).unwrap_err().to_string().contains("INTERVAL"), "{wrong:?}");
-        }
-    }
 }

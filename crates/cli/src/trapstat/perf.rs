@@ -117,7 +117,7 @@ fn no_counters(why: impl std::fmt::Display) -> anyhow::Error {
 }
 
 fn no_trace(args: &Args) -> Result<()> {
-    match args.operands.trace {
+    match args.operands.file {
         Some(_) => Err(unmet("counters do not read traces\n  hint: leave --backend out".into())),
         None => Ok(()),
     }
@@ -144,7 +144,7 @@ impl Backend for Perf {
         let start = Instant::now();
         let mut command = spawn(args)?;
         let by_default = command.is_none().then_some(DEFAULT_INTERVAL_NS);
-        let interval_ns = args.interval_ns()?.or(by_default).unwrap_or(u64::MAX);
+        let interval_ns = args.operands.interval_ns()?.or(by_default).unwrap_or(u64::MAX);
         let (mut before_ns, mut listings) = (0, 0);
         loop {
             let pause = LOOK.min(Duration::from_nanos(interval_ns));

@@ -40,7 +40,7 @@ enum AccessSource {
 
 impl AccessSource {
     fn open(args: &Args) -> Result<AccessSource> {
-        if let Some(trace) = &args.operands.trace {
+        if let Some(trace) = &args.operands.file {
             return Ok(AccessSource::Trace(Box::new(open_trace(trace)?)));
         }
         let name = args
@@ -220,6 +220,6 @@ fn progress(args: &Args, start: impl FnOnce(&str) -> Progress) -> Progress {
 }
 
 fn intervals(args: &Args, simulation: &Simulation) -> Result<ListingIntervals> {
-    let interval_ns = args.interval_ns()?;
+    let interval_ns = args.operands.interval_ns()?;
     Ok(ListingIntervals::new(interval_ns, args.operands.count, args.cpus.clone(), simulation))
 }

@@ -7,5 +7,6 @@ pub mod doctor;
 pub mod environment;
 pub mod perf;
 pub mod stacks;
+pub mod system;
 pub mod tlb_events;
 pub mod trial;

@@ -19,6 +19,7 @@ mod pairing;
 mod windows;
 
 use crate::procfs::{Root, online_cpus};
+use crate::sys::perf::monotonic_ns;
 use crate::sys::perf::{
     DUMMY, Event, EventKind, EventSpec, FIELD_CPU, FIELD_PERIOD, FIELD_TID, FIELD_TIME,
     MAJOR_FAULT, MINOR_FAULT, PAGE_FAULT, Ring, Sampling,
@@ -245,11 +246,6 @@ impl Reader {
         times.major_count = count(&self.major, times.major.len());
         times
     }
-}
-
-fn monotonic_ns() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
 impl FaultTimes {

@@ -64,6 +64,8 @@ pub struct EventSpec {
     pub exclude_kernel: bool,
     /// True to leave out user mode.
     pub exclude_user: bool,
+    /// True to leave out idle CPUs.
+    pub exclude_idle: bool,
     /// True to start at the thread's next exec; else the event starts at once.
     pub enable_on_exec: bool,
     /// True to keep user frames out of call chains.
@@ -97,6 +99,7 @@ impl EventSpec {
             inherit: false,
             exclude_kernel: true,
             exclude_user: false,
+            exclude_idle: false,
             enable_on_exec: false,
             exclude_callchain_user: false,
             task_records: false,
@@ -126,6 +129,7 @@ impl EventSpec {
         attr.set_inherit(self.inherit.into());
         attr.set_exclude_kernel(self.exclude_kernel.into());
         attr.set_exclude_user(self.exclude_user.into());
+        attr.set_exclude_idle(self.exclude_idle.into());
         // Hardware that cannot leave the kernel out refuses to leave the hypervisor out, too.
         attr.set_exclude_hv(self.exclude_kernel.into());
         attr.set_exclude_callchain_user(self.exclude_callchain_user.into());
@@ -137,6 +141,12 @@ impl EventSpec {
         attr.set_enable_on_exec(self.enable_on_exec.into());
         attr
     }
+}
+
+/// Returns the time by the clock that samples have.
+pub fn monotonic_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
 /// An open event. Dropping it stops it.
@@ -242,6 +252,8 @@ pub const FIELD_CALLCHAIN: u64 = bindings::PERF_SAMPLE_CALLCHAIN as u64;
 
 /// The type of [`PerfRecord`]s of a task that leaves its CPU ([`MISC_SWITCH_OUT`]) or gets one.
 pub const RECORD_SWITCH: u32 = bindings::PERF_RECORD_SWITCH;
+/// The type of [`PerfRecord`]s of the same, from an event that counts a CPU: the other task comes first.
+pub const RECORD_SWITCH_CPU_WIDE: u32 = bindings::PERF_RECORD_SWITCH_CPU_WIDE;
 /// The type of [`PerfRecord`]s of a new task.
 pub const RECORD_FORK: u32 = bindings::PERF_RECORD_FORK;
 /// The type of [`PerfRecord`]s of a task's end.

@@ -332,7 +332,8 @@ mod tests {
         let named = |id: &str, name: String| id.replace('_', "") == name.to_lowercase();
         assert!(CpuRow::ALL.iter().all(|row| named(row.id(), format!("{row:?}"))));
         assert!(WallRow::ALL.iter().all(|row| named(row.id(), format!("{row:?}"))));
-        let without_network = CAUSES.iter().filter(|cause| !cause.needs_network);
+        let without_network =
+            CAUSES.iter().filter(|cause| cause.scope == pagetax_core::cause::Scope::Every);
         assert_eq!(without_network.count(), CpuRow::ALL.len() + WallRow::ALL.len());
     }
 

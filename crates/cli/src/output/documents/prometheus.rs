@@ -1,8 +1,10 @@
 //! The counters of runs as Prometheus text, for a node exporter's directory of text files.
 
 use anyhow::Result;
+use pagetax_core::cause::Account;
 use pagetax_core::counter::counter;
 use pagetax_core::report::Runs;
+use pagetax_core::system_stat::{READINGS, SystemInterval};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -30,6 +32,31 @@ pub fn render(document: &Runs) -> Result<String> {
     for (id, gauge) in gauges {
         let meaning = counter(id).map_or("a counter of the machine", |counter| counter.meaning);
         registry.register(id, meaning, gauge);
+    }
+    let mut text = String::new();
+    encode(&mut text, &registry)?;
+    Ok(text)
+}
+
+/// Renders the times and events of an interval: times in nanoseconds of each second, by cause.
+pub fn of_system(scope: &str, interval: &SystemInterval) -> Result<String> {
+    let times = Gauges::default();
+    let per_second = |ns: u64| ns as f64 * 1e9 / interval.elapsed_ns.max(1) as f64;
+    for row in Account::ALL.into_iter().flat_map(|account| interval.budget.rows(account)) {
+        for (bound, ns) in [("value", row.ns), ("low", row.low_ns), ("high", row.high_ns)] {
+            let Some(ns) = ns else { continue };
+            let labels = [("scope", scope), ("cause", &row.id), ("bound", bound)];
+            let labels: Labels = labels.map(|(name, value)| (name, value.to_string())).into();
+            times.get_or_create(&labels).set(per_second(ns));
+        }
+    }
+    let mut registry = Registry::with_prefix("pagetax_system");
+    registry.register("ns_per_second", "the time of a cause in each second, over all tasks", times);
+    for (id, _, meaning) in READINGS {
+        let Some(value) = interval.value(id) else { continue };
+        let gauge = Gauges::default();
+        gauge.get_or_create(&vec![("scope", scope.to_string())]).set(per_second(value));
+        registry.register(format!("{id}_per_second"), *meaning, gauge);
     }
     let mut text = String::new();
     encode(&mut text, &registry)?;

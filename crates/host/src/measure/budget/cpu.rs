@@ -8,7 +8,7 @@ use pagetax_core::counter::Reading;
 use pagetax_core::shares::{clopper_pearson, wilson};
 
 /// With fewer kernel stacks, rows say "too few samples" and have an exact interval.
-const FEW_SAMPLES: u64 = 30;
+pub(in crate::measure) const FEW_SAMPLES: u64 = 30;
 
 /// Adds the rows of user time.
 pub(super) fn user_rows(
@@ -62,14 +62,19 @@ fn from_stacks(ledger: &mut Ledger, totals: &Totals, counts: &StackCounts, profi
     };
     let few = if samples < FEW_SAMPLES { "too few samples: " } else { "" };
     for (work, count) in Work::ALL.into_iter().zip(counts.work_counts) {
-        let (low, high) = match samples < FEW_SAMPLES {
-            true => clopper_pearson(count, samples),
-            false => wilson(count, samples),
-        };
+        let (low, high) = share_bounds(count, samples);
         let part = |share: f64| totals.kernel_ns as f64 * share;
         let value = part(count as f64 / samples as f64);
         let reading = derived(value, part(low), part(high), totals.kernel_ns);
         ledger.row(work.row(), reading, format!("{few}{count} of {samples} kernel stacks{lost}"));
+    }
+}
+
+/// Returns the bounds of a share at a confidence of 95 %: exact ones for few samples.
+pub(in crate::measure) fn share_bounds(count: u64, samples: u64) -> (f64, f64) {
+    match samples < FEW_SAMPLES {
+        true => clopper_pearson(count, samples),
+        false => wilson(count, samples),
     }
 }
 
@@ -82,7 +87,11 @@ fn from_faults(
     why_no_stacks: &str,
 ) {
     let missing = || Reading::Missing(format!("no kernel stacks: {why_no_stacks}"));
-    let costs = calibration.and_then(|c| FaultCosts::of(c, totals));
+    let costs = calibration.and_then(|c| {
+        // The peak of huge pages took one fault each.
+        let huge_bytes = totals.huge_page_bytes_max.value().unwrap_or(0);
+        FaultCosts::of(c, totals.minor_fault_count, huge_bytes / c.huge_page_bytes.max(1))
+    });
     match costs {
         Some(costs) => {
             let [fault, zero_copy] = costs.capped(totals.kernel_ns);
@@ -110,23 +119,26 @@ fn from_faults(
 /// The cost of a job's minor faults by calibration, as (best, low, high) in nanoseconds. The kernel does
 /// not count faults by kind. The best estimate assumes new anonymous pages, the low one pages of cached
 /// files, the high one copies.
-struct FaultCosts {
+pub(in crate::measure) struct FaultCosts {
     fault: (f64, f64, f64),
     zero_copy: (f64, f64, f64),
 }
 
 impl FaultCosts {
-    fn of(calibration: &Calibration, totals: &Totals) -> Option<FaultCosts> {
+    /// Returns the cost of so many faults, some of which got huge pages.
+    pub(in crate::measure) fn of(
+        calibration: &Calibration,
+        fault_count: u64,
+        huge_fault_count: u64,
+    ) -> Option<FaultCosts> {
         let (base, huge) = (calibration.base_page_bytes, calibration.huge_page_bytes);
         let cost = |kind, bytes| calibration.fault(kind, bytes);
         let served = cost(FaultKind::ZeroRead, base)?;
         let anon = cost(FaultKind::AnonWrite, base)?;
         let low = cost(FaultKind::FileCachedRead, base).unwrap_or(served).low_ns.min(served.low_ns);
         let copy = cost(FaultKind::CowWrite, base).unwrap_or(anon);
-        // The peak of huge pages took one fault each.
-        let huge_faults = totals.huge_page_bytes_max.value().unwrap_or(0) / huge.max(1);
-        let huge_faults = huge_faults.min(totals.minor_fault_count) as f64;
-        let base_faults = totals.minor_fault_count as f64 - huge_faults;
+        let huge_faults = huge_fault_count.min(fault_count) as f64;
+        let base_faults = fault_count as f64 - huge_faults;
         let above = |s: Spread| (s.median_ns - served.median_ns).max(0.0);
         let per_huge = cost(FaultKind::AnonWrite, huge).map_or(0.0, above);
         let zeroing = base_faults * above(anon) + huge_faults * per_huge;
@@ -142,7 +154,7 @@ impl FaultCosts {
     }
 
     /// Returns both rows, scaled down in proportion if they exceed the time in the kernel.
-    fn capped(&self, kernel_ns: u64) -> [Reading; 2] {
+    pub(in crate::measure) fn capped(&self, kernel_ns: u64) -> [Reading; 2] {
         let sum = self.fault.0 + self.zero_copy.0;
         let scale = if sum > kernel_ns as f64 { kernel_ns as f64 / sum } else { 1.0 };
         [self.fault, self.zero_copy].map(|(value, low, high)| {

@@ -11,6 +11,7 @@ mod cpu;
 mod translation;
 mod wall;
 
+pub(in crate::measure) use cpu::{FEW_SAMPLES, FaultCosts, share_bounds};
 pub use translation::Translation;
 
 use crate::measure::stacks::{Begin, Profile, Profiler, Symbols, TaskState};
@@ -179,7 +180,7 @@ pub fn budget(
 }
 
 /// Returns a derived reading. Its value and its bounds are between 0 and `most`.
-fn derived(value: f64, low: f64, high: f64, most: u64) -> Reading {
+pub(in crate::measure) fn derived(value: f64, low: f64, high: f64, most: u64) -> Reading {
     let ns = |ns: f64| (ns.max(0.0).round() as u64).min(most);
     Reading::Derived { value: ns(value), low: ns(low.min(value)), high: ns(high.max(value)) }
 }
@@ -189,6 +190,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::measure::stacks::{StackCounts, Timeline, Wait};
     use pagetax_core::calibration::*;
+    use pagetax_core::cause::Scope;
     use pagetax_core::plan::{AccessClass, AccessKind};
     use proptest::prelude::*;
 
@@ -352,7 +354,7 @@ pub(crate) mod tests {
                 let rows = b.rows(account);
                 let parts: i64 = rows.iter().filter_map(|row| row.ns).map(|ns| ns as i64).sum();
                 prop_assert_eq!(parts + b.unexplained_ns(account), total_ns as i64);
-                let causes = account.causes().filter(|cause| !cause.needs_network);
+                let causes = account.causes().filter(|cause| cause.scope == Scope::Every);
                 let ids: Vec<_> = rows.iter().map(|row| row.id.as_str()).collect();
                 prop_assert_eq!(ids, causes.map(|cause| cause.id).collect::<Vec<_>>());
             }

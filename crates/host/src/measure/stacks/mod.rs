@@ -12,11 +12,11 @@ mod record;
 mod symbols;
 mod timeline;
 
-pub use symbols::{Symbols, Wait, Work};
+pub use symbols::{Detail, Symbols, Wait, Work};
 pub use timeline::{MainLine, TaskState, Timeline};
 
 use crate::procfs::{Root, online_cpus};
-use crate::sys::perf::{self, Event, EventKind, EventSpec, Ring, Sampling};
+use crate::sys::perf::{self, Event, EventKind, EventSpec, Ring, Sampling, monotonic_ns};
 use record::{RingSource, TaskRecord};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::collections::HashMap;
@@ -370,11 +370,6 @@ fn end_of(stop: &OwnedFd) -> Option<u64> {
     let mut time_ns = [0; 8];
     let read = rustix::io::read(stop, &mut time_ns).ok()?;
     (read == time_ns.len()).then_some(u64::from_ne_bytes(time_ns))
-}
-
-fn monotonic_ns() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
 #[cfg(test)]

@@ -57,6 +57,59 @@ impl Work {
     }
 }
 
+/// A finer distinction of work, which only the bill of a whole system makes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Detail {
+    /// Taking translations out of TLBs, its own CPU's and those of other CPUs.
+    Shootdown,
+    /// Making, copying and tearing down page tables, with the pages that they map.
+    PageTable,
+    /// Getting pages, and filling them.
+    Allocation,
+}
+
+/// The names of functions as in [`TABLE`], each with its detail.
+const DETAILS: &[(&str, Detail)] = &[
+    ("flush_tlb_*", Detail::Shootdown),
+    ("native_flush_tlb_*", Detail::Shootdown),
+    ("arch_tlbbatch_flush", Detail::Shootdown),
+    ("try_to_unmap_flush*", Detail::Shootdown),
+    ("tlb_flush_mmu*", Detail::PageTable),
+    ("tlb_finish_mmu", Detail::PageTable),
+    ("tlb_batch_pages_flush", Detail::PageTable),
+    ("__tlb_batch_free_encoded_pages", Detail::PageTable),
+    ("unmap_page_range", Detail::PageTable),
+    ("unmap_vmas", Detail::PageTable),
+    ("unmap_region", Detail::PageTable),
+    ("zap_*", Detail::PageTable),
+    ("free_pgtables", Detail::PageTable),
+    ("free_pgd_range", Detail::PageTable),
+    ("exit_mmap", Detail::PageTable),
+    ("copy_page_range", Detail::PageTable),
+    ("copy_p4d_range", Detail::PageTable),
+    ("copy_pte_range", Detail::PageTable),
+    ("dup_mmap", Detail::PageTable),
+    ("move_page_tables", Detail::PageTable),
+    ("change_protection*", Detail::PageTable),
+    ("pgd_alloc", Detail::PageTable),
+    ("__alloc_pages*", Detail::Allocation),
+    ("__alloc_frozen_pages*", Detail::Allocation),
+    ("alloc_pages*", Detail::Allocation),
+    ("__folio_alloc*", Detail::Allocation),
+    ("folio_alloc*", Detail::Allocation),
+    ("vma_alloc_folio*", Detail::Allocation),
+    ("filemap_add_folio", Detail::Allocation),
+    ("page_cache_ra_*", Detail::Allocation),
+    ("clear_page*", Detail::Allocation),
+    ("__pi_clear_page", Detail::Allocation),
+    ("clear_huge_page", Detail::Allocation),
+    ("clear_subpage", Detail::Allocation),
+    ("folio_zero_user", Detail::Allocation),
+    ("kernel_init_pages", Detail::Allocation),
+    ("do_anonymous_page", Detail::Allocation),
+    ("do_huge_pmd_anonymous_page", Detail::Allocation),
+];
+
 /// The function names, with a trailing `*` as a wildcard, each with its work on a CPU and the wait of a
 /// task that sleeps in it. An entry may give only one of the two; then outer frames decide the other.
 const TABLE: &[(&str, Option<Work>, Option<Wait>)] = &[
@@ -180,35 +233,59 @@ const FAULT: Option<Work> = Some(Work::Fault);
 const OTHER: Option<Work> = Some(Work::Other);
 const SLEEP: Option<Wait> = Some(Wait::Sleep);
 
-/// The table's entry for one function.
-type Classification = (Option<Work>, Option<Wait>);
+/// The tables' entries for one function.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Classification {
+    work: Option<Work>,
+    wait: Option<Wait>,
+    detail: Option<Detail>,
+}
 
-/// The table prepared for many lookups: exact names in a map, else the longest prefix.
+/// A table prepared for many lookups: exact names in a map, else the longest prefix.
+struct Names<T> {
+    exact: HashMap<&'static str, T>,
+    prefixes: Vec<(&'static str, T)>,
+}
+
+impl<T: Copy + Default> Names<T> {
+    fn new(table: impl Iterator<Item = (&'static str, T)>) -> Names<T> {
+        let (mut exact, mut prefixes) = (HashMap::new(), Vec::new());
+        for (name, value) in table {
+            match name.strip_suffix('*') {
+                Some(prefix) => prefixes.push((prefix, value)),
+                None => drop(exact.insert(name, value)),
+            }
+        }
+        prefixes.sort_by_key(|(prefix, _)| std::cmp::Reverse(prefix.len()));
+        Names { exact, prefixes }
+    }
+
+    fn find(&self, name: &str) -> T {
+        let by_prefix =
+            || self.prefixes.iter().find(|(prefix, _)| name.starts_with(prefix)).map(|(_, v)| *v);
+        self.exact.get(name).copied().or_else(by_prefix).unwrap_or_default()
+    }
+}
+
+/// Both tables.
 struct Index {
-    exact: HashMap<&'static str, Classification>,
-    prefixes: Vec<(&'static str, Classification)>,
+    works: Names<(Option<Work>, Option<Wait>)>,
+    details: Names<Option<Detail>>,
 }
 
 impl Index {
     fn new() -> Index {
-        let (mut exact, mut prefixes) = (HashMap::new(), Vec::new());
-        for (name, work, wait) in TABLE {
-            match name.strip_suffix('*') {
-                Some(prefix) => prefixes.push((prefix, (*work, *wait))),
-                None => drop(exact.insert(*name, (*work, *wait))),
-            }
-        }
-        prefixes.sort_by_key(|(prefix, _)| std::cmp::Reverse(prefix.len()));
-        Index { exact, prefixes }
+        let works = TABLE.iter().map(|(name, work, wait)| (*name, (*work, *wait)));
+        let details = DETAILS.iter().map(|(name, detail)| (*name, Some(*detail)));
+        Index { works: Names::new(works), details: Names::new(details) }
     }
 
     /// Looks up a name without the suffixes that compilers append: `.constprop.0`, `.isra.0`, `.part.0`,
     /// `.cold`.
     fn classify(&self, name: &str) -> Classification {
         let name = name.split('.').next().unwrap_or(name);
-        let by_prefix =
-            || self.prefixes.iter().find(|(prefix, _)| name.starts_with(prefix)).map(|(_, v)| *v);
-        self.exact.get(name).copied().or_else(by_prefix).unwrap_or((None, None))
+        let (work, wait) = self.works.find(name);
+        Classification { work, wait, detail: self.details.find(name) }
     }
 }
 
@@ -262,7 +339,7 @@ impl Symbols {
                 .into());
         }
         // Of several names at one address, the one in the table must stay: sort it first.
-        starts.sort_by_key(|(address, verdict)| (*address, *verdict == (None, None)));
+        starts.sort_by_key(|(address, verdict)| (*address, *verdict == Classification::default()));
         starts.dedup_by_key(|(address, _)| *address);
         starts.dedup_by_key(|(_, verdict)| *verdict);
         Ok(Symbols { starts })
@@ -270,7 +347,7 @@ impl Symbols {
 
     fn classify(&self, address: u64) -> Classification {
         let after = self.starts.partition_point(|(start, _)| *start <= address);
-        after.checked_sub(1).map_or((None, None), |index| self.starts[index].1)
+        after.checked_sub(1).map(|index| self.starts[index].1).unwrap_or_default()
     }
 
     fn classifications<'a>(
@@ -283,12 +360,18 @@ impl Symbols {
 
     /// Returns a CPU's work from its stack, innermost frame first; `None` if no frame decides.
     pub fn work(&self, stack: &[u64]) -> Option<Work> {
-        decide(self.classifications(stack).filter_map(|(work, _)| work))
+        decide(self.classifications(stack).filter_map(|frame| frame.work))
     }
 
     /// Returns the wait that a task is about to begin, from its stack, innermost frame first.
     pub fn wait(&self, stack: &[u64]) -> Wait {
-        self.classifications(stack).find_map(|(_, wait)| wait).unwrap_or(Wait::Sleep)
+        self.classifications(stack).find_map(|frame| frame.wait).unwrap_or(Wait::Sleep)
+    }
+
+    /// Returns the detail of the innermost frame that has one, and whether any frame is an allocation's.
+    pub fn detail(&self, stack: &[u64]) -> (Option<Detail>, bool) {
+        let details = || self.classifications(stack).filter_map(|frame| frame.detail);
+        (details().next(), details().any(|detail| detail == Detail::Allocation))
     }
 }
 
@@ -318,11 +401,11 @@ mod tests {
             let verdicts: Vec<_> = lines.map(|name| index.classify(name.trim())).collect();
             let found = match expected.split_once("wait ") {
                 Some((_, _)) => {
-                    let wait = verdicts.iter().find_map(|(_, wait)| *wait).unwrap_or(Wait::Sleep);
+                    let wait = verdicts.iter().find_map(|frame| frame.wait).unwrap_or(Wait::Sleep);
                     format!("wait {wait:?}")
                 }
                 None => {
-                    let work = decide(verdicts.iter().filter_map(|(work, _)| *work));
+                    let work = decide(verdicts.iter().filter_map(|frame| frame.work));
                     work.map_or("unknown", Work::row).to_string()
                 }
             };
@@ -336,9 +419,12 @@ mod tests {
 
     #[test]
     fn each_name_stands_once() {
-        let mut names: Vec<_> = TABLE.iter().map(|(name, ..)| name).collect();
-        names.sort();
-        assert!(names.windows(2).all(|pair| pair[0] != pair[1]), "{names:?}");
+        let works = TABLE.iter().map(|(name, ..)| *name).collect();
+        let details = DETAILS.iter().map(|(name, _)| *name).collect();
+        for mut names in [works, details] as [Vec<&str>; 2] {
+            names.sort();
+            assert!(names.windows(2).all(|pair| pair[0] != pair[1]), "{names:?}");
+        }
     }
 
     #[test]
