@@ -11,7 +11,7 @@ use anyhow::{Result, anyhow, bail};
 use pagetax_core::calibration::Calibration;
 use pagetax_core::system_stat::{SystemInterval, SystemStat};
 use pagetax_host::measure::calibrate::cached;
-use pagetax_host::measure::system::{LOOK_INTERVAL_NS, Scope, Seen, Watch, cost};
+use pagetax_host::measure::system::{LOOK_INTERVAL_NS, Observation, Scope, SystemWatch, cost};
 use pagetax_host::sys::signal::{StopSignals, asked_to_stop};
 use recording::Recording;
 use std::path::{Path, PathBuf};
@@ -32,11 +32,11 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(before_help = EXAMPLES)]
 pub struct Args {
-    /// Watch these processes only
+    /// SystemWatch these processes only
     #[arg(short = 'p', value_name = "PID,…", value_delimiter = ',', value_parser = pid)]
     pids: Vec<u32>,
 
-    /// Watch a cgroup, version 1 or 2, and those below it: its path below the mount
+    /// SystemWatch a cgroup, version 1 or 2, and those below it: its path below the mount
     #[arg(long, value_name = "PATH", conflicts_with = "pids")]
     cgroup: Option<String>,
 
@@ -85,13 +85,13 @@ pub fn run(args: Args) -> Result<ExitCode> {
 }
 
 /// Prints intervals as they come.
-struct Printer<'a> {
+struct IntervalPrinter<'a> {
     args: &'a Args,
     stat: SystemStat,
     lines: usize,
 }
 
-impl Printer<'_> {
+impl IntervalPrinter<'_> {
     fn take(&mut self, interval: &SystemInterval) -> Result<()> {
         if let Some(path) = &self.args.prometheus {
             let text = prometheus::of_system(&self.stat.scope, interval)?;
@@ -134,7 +134,7 @@ fn watch(args: &Args, operands: &Operands) -> Result<ExitCode> {
     let count = operands.count.or(operands.interval.is_none().then_some(1)).unwrap_or(u64::MAX);
     let _stop = StopSignals::watch()?;
     let calibration = cached();
-    let mut watch = Watch::start(scope.clone()).map_err(|why| anyhow!("{why}"))?;
+    let mut watch = SystemWatch::start(scope.clone()).map_err(|why| anyhow!("{why}"))?;
     if let Some(why) = watch.without_stacks() {
         output::note(&format!("stat: no stacks, so most causes are missing: {why}"));
     }
@@ -145,8 +145,8 @@ fn watch(args: &Args, operands: &Operands) -> Result<ExitCode> {
         Some(path) => Some(Recording::create(path, &stat)?),
         None => None,
     };
-    let mut printer = Printer { args, stat, lines: 0 };
-    let mut all: Option<Seen> = None;
+    let mut printer = IntervalPrinter { args, stat, lines: 0 };
+    let mut all: Option<Observation> = None;
     let mut due = Instant::now();
     for _ in 0..count {
         due += Duration::from_nanos(interval_ns);
@@ -170,12 +170,12 @@ fn watch(args: &Args, operands: &Operands) -> Result<ExitCode> {
     printer.finish(whole.as_ref())
 }
 
-fn cost_of(seen: &Seen, calibration: &Result<Calibration, String>) -> SystemInterval {
+fn cost_of(seen: &Observation, calibration: &Result<Calibration, String>) -> SystemInterval {
     cost(seen, calibration.as_ref().map_err(String::as_str))
 }
 
 /// Waits, and reads what comes meanwhile. False to stop: on Ctrl-C, and when all processes have ended.
-fn wait_until(due: Instant, watch: &mut Watch) -> bool {
+fn wait_until(due: Instant, watch: &mut SystemWatch) -> bool {
     loop {
         let left = due.saturating_duration_since(Instant::now());
         std::thread::sleep(left.min(Duration::from_nanos(LOOK_INTERVAL_NS)));
@@ -192,7 +192,7 @@ fn wait_until(due: Instant, watch: &mut Watch) -> bool {
 fn replay(args: &Args, file: &Path, count: Option<u64>) -> Result<ExitCode> {
     let recorded = recording::read(file)?;
     let stat = SystemStat { intervals: Vec::new(), ..recorded };
-    let mut printer = Printer { args, stat, lines: 0 };
+    let mut printer = IntervalPrinter { args, stat, lines: 0 };
     for interval in recorded.intervals.iter().take(count.map_or(usize::MAX, |n| n as usize)) {
         printer.take(interval)?;
     }

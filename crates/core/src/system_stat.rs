@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SystemStat {
-    /// What was watched: `system`, `cgroup PATH` or `processes PID,…`.
+    /// The tasks that were watched: `system`, `cgroup PATH` or `processes PID,…`.
     pub scope: String,
     /// The number of CPUs that are online.
     pub cpu_count: u32,
@@ -36,14 +36,14 @@ pub struct SystemInterval {
     pub budget: Budget,
     /// Events and times of the interval that no ledger has; see [`READINGS`].
     pub readings: Counters,
-    /// Who caused the time of the kernel's daemons.
+    /// The processes that caused the time of the kernel's daemons.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub culprits: Vec<Culprit>,
     /// Free blocks of 2^index base pages at the end; empty if they cannot be read.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub free_blocks: Vec<u64>,
-    /// At the rate of the interval, the seconds until no free block holds a huge page, so that faults of huge
-    /// pages begin to compact; absent if the blocks do not become fewer.
+    /// The seconds until no free block holds a huge page, at the rate of the interval. Faults of huge pages
+    /// begin to compact then. Absent if the blocks do not become fewer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compaction_in_s: Option<f64>,
 }

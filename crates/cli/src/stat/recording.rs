@@ -1,4 +1,4 @@
-//! Recordings of `pagetax stat`: gzip of JSON lines, first the document without intervals, then each interval.
+//! Recordings of `pagetax stat`: gzip of JSON lines, the document without intervals and then each interval.
 //!
 //! Invariant: whatever ends the recorder, all but the last minute can be read.
 

@@ -1,6 +1,6 @@
 //! The costs of an interval, from what was seen in it.
 
-use super::{Count, Counts, DAEMONS, ROWS, Samples, Seen, WAITS};
+use super::{Count, DAEMONS, Observation, ROWS, SystemSamples, TaskCounts, WAITS};
 use crate::measure::budget::{FEW_SAMPLES, FaultCosts, derived, share_bounds};
 use crate::measure::stacks::Wait;
 use pagetax_core::budget::{Budget, Ledger, TimeRow};
@@ -13,7 +13,7 @@ use pagetax_core::system_stat::{Culprit, SystemInterval, huge_blocks};
 const CULPRIT_SHARE: f64 = 0.1;
 
 /// Returns the costs of an interval.
-pub fn cost(seen: &Seen, calibration: Result<&Calibration, &str>) -> SystemInterval {
+pub fn cost(seen: &Observation, calibration: Result<&Calibration, &str>) -> SystemInterval {
     let mut interval = SystemInterval {
         end_unix_ms: seen.end_unix_ms,
         elapsed_ns: seen.elapsed_ns,
@@ -38,7 +38,7 @@ fn reading(count: &Count) -> Reading {
     count.clone().map_or_else(Reading::Missing, Reading::Measured)
 }
 
-fn cpu(seen: &Seen, calibration: Option<&Calibration>) -> Ledger {
+fn cpu(seen: &Observation, calibration: Option<&Calibration>) -> Ledger {
     let daemons_ns: u64 = seen.daemons_ns.iter().flatten().sum();
     let total_ns = seen.totals.cpu_ns.clone().unwrap_or(0).max(daemons_ns);
     let mut ledger = Ledger::new(Account::Cpu, total_ns);
@@ -62,7 +62,7 @@ fn missing_rows(ledger: &mut Ledger, why: &str) {
 }
 
 /// Divides the tasks' time as their stacks are divided.
-fn from_stacks(ledger: &mut Ledger, tasks_ns: u64, samples: &Samples) {
+fn from_stacks(ledger: &mut Ledger, tasks_ns: u64, samples: &SystemSamples) {
     let count = |row: usize| samples.processes.values().map(|counts| counts.rows[row]).sum::<u64>();
     let all: u64 = samples.processes.values().map(|counts| counts.samples()).sum();
     let lost = match samples.lost_count {
@@ -87,9 +87,9 @@ fn from_stacks(ledger: &mut Ledger, tasks_ns: u64, samples: &Samples) {
     ledger.row("translation", Reading::Missing(why.into()), "");
 }
 
-/// Returns the sum of the rows that are a tax. Its bounds are closer than the sums of theirs: what one row has
-/// too much, another one has too little.
-fn tax(seen: &Seen, budget: &Budget) -> Reading {
+/// Returns the sum of the rows that are a tax. Its bounds are closer than the sums of theirs, as what one row
+/// has too much, another one lacks.
+fn tax(seen: &Observation, budget: &Budget) -> Reading {
     let is_tax = |id: &str| cause::find(id).is_some_and(|cause| cause.is_tax);
     let rows = budget.rows(Account::Cpu).iter().filter(|row| is_tax(&row.id));
     let sum = |of: fn(&TimeRow) -> Option<u64>| rows.clone().filter_map(of).sum::<u64>();
@@ -104,11 +104,11 @@ fn tax(seen: &Seen, budget: &Budget) -> Reading {
             high: sum(|row| row.high_ns),
         };
     };
-    let taxed = |counts: &Counts| {
+    let taxed = |counts: &TaskCounts| {
         let rows = ROWS.iter().zip(counts.rows).filter(|(row, _)| is_tax(row.id()));
         rows.map(|(_, count)| count).sum::<u64>()
     };
-    let all: u64 = samples.processes.values().map(Counts::samples).sum();
+    let all: u64 = samples.processes.values().map(TaskCounts::samples).sum();
     let (low, high) = match all {
         0 => (0.0, 1.0),
         _ => share_bounds(samples.processes.values().map(taxed).sum(), all),
@@ -118,8 +118,13 @@ fn tax(seen: &Seen, budget: &Budget) -> Reading {
     derived(value as f64, bound(low), bound(high), budget.total_ns(Account::Cpu))
 }
 
-/// Counts faults where no stacks can be had.
-fn from_faults(ledger: &mut Ledger, seen: &Seen, calibration: Option<&Calibration>, why: &str) {
+/// Prices faults by calibration where there are no stacks.
+fn from_faults(
+    ledger: &mut Ledger,
+    seen: &Observation,
+    calibration: Option<&Calibration>,
+    why: &str,
+) {
     missing_rows(ledger, &format!("no stacks: {why}"));
     let event = |id: &str| seen.totals.events.get(id)?.as_ref().ok().copied();
     let kernel_ns = seen.totals.kernel_ns.clone().unwrap_or(0);
@@ -133,7 +138,7 @@ fn from_faults(ledger: &mut Ledger, seen: &Seen, calibration: Option<&Calibratio
 }
 
 /// Adds up the waits of all tasks.
-fn waits(seen: &Seen) -> Ledger {
+fn waits(seen: &Observation) -> Ledger {
     let samples = seen.samples.as_ref().map_err(Clone::clone);
     let known = samples.and_then(|samples| samples.waits.clone().map(|()| samples));
     let ns = |wait: usize| match &known {
@@ -158,7 +163,7 @@ fn waits(seen: &Seen) -> Ledger {
 }
 
 /// Returns who allocates the memory that the daemons make room for, those with most allocations first.
-fn culprits(seen: &Seen) -> Vec<Culprit> {
+fn culprits(seen: &Observation) -> Vec<Culprit> {
     let all: u64 = seen.allocations.values().sum();
     let worked = seen.daemons_ns[..2].iter().flatten().any(|ns| *ns > 0);
     if all == 0 || !worked {
@@ -185,8 +190,8 @@ fn culprits(seen: &Seen) -> Vec<Culprit> {
     culprits
 }
 
-/// The price of huge pages that faults did not get: as many base pages, less the huge page.
-fn fallback(seen: &Seen, calibration: Result<&Calibration, &str>) -> Reading {
+/// Returns the price of huge pages that faults did not get: as many base pages, less the huge page.
+fn fallback(seen: &Observation, calibration: Result<&Calibration, &str>) -> Reading {
     let missing = |why: &str| Reading::Missing(why.into());
     let count = match seen.totals.events.get("huge_fallback_count") {
         Some(Ok(0)) => return Reading::Measured(0),
@@ -213,7 +218,7 @@ fn fallback(seen: &Seen, calibration: Result<&Calibration, &str>) -> Reading {
     )
 }
 
-fn compaction_in_s(seen: &Seen) -> Option<f64> {
+fn compaction_in_s(seen: &Observation) -> Option<f64> {
     let (before, now) = (seen.free_huge_before?, huge_blocks(seen.free_blocks.as_ref().ok()?));
     let taken = before.checked_sub(now).filter(|taken| *taken > 0)?;
     Some(now as f64 / taken as f64 * seen.elapsed_ns as f64 / 1e9)
@@ -221,14 +226,14 @@ fn compaction_in_s(seen: &Seen) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Process, Totals};
+    use super::super::{Process, ScopeTotals};
     use super::*;
     use crate::measure::budget::tests::calibration;
     use pagetax_core::counter::Provenance;
     use std::collections::HashMap;
 
-    fn seen() -> Seen {
-        let counts = |user, fault, allocations| Counts {
+    fn seen() -> Observation {
+        let counts = |user, fault, allocations| TaskCounts {
             rows: [user, fault, 10, 0, 0, 0, 0, 0, 0],
             allocations,
             waits_ns: [5, 0, 7],
@@ -240,12 +245,12 @@ mod tests {
             cgroups: "3:memory:/big\n0::/".into(),
         };
         let events = [("minor_fault_count", Ok(100)), ("huge_fallback_count", Ok(2))];
-        Seen {
+        Observation {
             end_unix_ms: 1,
             elapsed_ns: 1_000_000_000,
-            totals: Totals { cpu_ns: Ok(1_100), kernel_ns: Ok(500), events: events.into() },
+            totals: ScopeTotals { cpu_ns: Ok(1_100), kernel_ns: Ok(500), events: events.into() },
             daemons_ns: [Ok(100), Ok(0), Err("not here".into())],
-            samples: Ok(Samples {
+            samples: Ok(SystemSamples {
                 processes: [(7, counts(30, 40, 45)), (8, counts(10, 0, 5))].into(),
                 waits: Ok(()),
                 lost_count: 0,
@@ -282,7 +287,7 @@ mod tests {
         let first = &interval.culprits[0];
         assert_eq!((first.name.as_str(), first.cgroup.as_deref()), ("hog", Some("/big")));
         assert!(first.share == 0.9 && first.low > 0.7 && first.high < 1.0, "{first:?}");
-        let idle = Seen { daemons_ns: [Ok(0), Ok(0), Ok(5)], ..seen() };
+        let idle = Observation { daemons_ns: [Ok(0), Ok(0), Ok(5)], ..seen() };
         assert!(cost(&idle, Err("none")).culprits.is_empty());
     }
 
@@ -297,7 +302,7 @@ mod tests {
         }
         assert_eq!(two.value("minor_fault_count"), Some(200));
         let mut lost = seen();
-        lost.add(&Seen {
+        lost.add(&Observation {
             samples: Err("closed".into()),
             daemons_ns: [0; 3].map(|_| Err("x".into())),
             ..seen()
@@ -309,7 +314,7 @@ mod tests {
 
     #[test]
     fn without_stacks_faults_are_counted_and_fallbacks_priced() {
-        let blind = Seen { samples: Err("not root".into()), ..seen() };
+        let blind = Observation { samples: Err("not root".into()), ..seen() };
         let calibration = calibration();
         let interval = cost(&blind, Ok(&calibration));
         let row = |id: &str| interval.budget.row(id).unwrap();

@@ -1,7 +1,8 @@
 //! What virtual memory costs a whole system, a cgroup or processes that run already.
 //!
-//! [`Watch`] collects; [`cost`] is a pure function that turns what it saw into a document. Exact are the CPU
-//! time of the scope, that of the kernel's daemons, the events, and the time of waits. Stacks divide the rest.
+//! [`SystemWatch`] collects; [`cost`] is a pure function that turns what it saw into a document. Exact are the
+//! CPU time of the scope, that of the kernel's daemons, the events, and the time of waits. Stacks divide the
+//! rest.
 //!
 //! Invariant: what was seen in intervals that follow each other adds up to what was seen in all of them.
 
@@ -10,17 +11,17 @@ mod samples;
 mod scope;
 
 pub use cost::cost;
-pub use samples::{Counts, ROWS, Row, Samples, WAITS};
-pub use scope::{Count, Scope, Totals};
+pub use samples::{ROWS, Row, SystemSamples, TaskCounts, WAITS};
+pub use scope::{Count, Scope, ScopeTotals};
 
 use crate::procfs::{Fragmentation, Root, schedstat};
 use crate::sys::perf::monotonic_ns;
 use pagetax_core::system_stat::huge_blocks;
-use samples::Collector;
+use samples::SystemCollector;
 use std::collections::{BTreeMap, HashMap};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// The longest time between two calls of [`Watch::look`], in nanoseconds.
+/// The longest time between two calls of [`SystemWatch::look`], in nanoseconds.
 pub const LOOK_INTERVAL_NS: u64 = 200_000_000;
 
 /// The kernel's daemons of memory: their names begin so, and their time is that row.
@@ -66,19 +67,19 @@ impl Process {
     }
 }
 
-/// What an interval, or several that follow each other, showed.
+/// The counters and samples of an interval, or of several that follow each other.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Seen {
+pub struct Observation {
     /// The end, in milliseconds of Unix time.
     pub end_unix_ms: u64,
     /// The length in nanoseconds.
     pub elapsed_ns: u64,
     /// Differences of the scope's counters.
-    pub totals: Totals,
+    pub totals: ScopeTotals,
     /// The CPU time of each of [`DAEMONS`].
     pub daemons_ns: [Count; DAEMONS.len()],
     /// The stacks of processes in scope.
-    pub samples: Result<Samples, String>,
+    pub samples: Result<SystemSamples, String>,
     /// The samples in allocations of memory, of all processes of the machine.
     pub allocations: HashMap<u32, u64>,
     /// The processes that were sampled in an allocation.
@@ -91,9 +92,9 @@ pub struct Seen {
     pub own_cpu_ns: u64,
 }
 
-impl Seen {
+impl Observation {
     /// Adds what the next interval showed.
-    pub fn add(&mut self, next: &Seen) {
+    pub fn add(&mut self, next: &Observation) {
         let sum = |sum: &mut Count, next: &Count| match (&mut *sum, next) {
             (Ok(sum), Ok(next)) => *sum += next,
             (Ok(_), Err(_)) => *sum = next.clone(),
@@ -126,16 +127,16 @@ impl Seen {
 struct Moment {
     time_ns: u64,
     own_cpu_ns: u64,
-    totals: Totals,
+    totals: ScopeTotals,
     daemons_ns: [Count; DAEMONS.len()],
     free_blocks: Result<Vec<u64>, String>,
 }
 
 /// A watch over a scope.
-pub struct Watch {
+pub struct SystemWatch {
     root: Root,
     scope: Scope,
-    collector: Result<Collector, String>,
+    collector: Result<SystemCollector, String>,
     /// The kernel's daemons that were there at the start, by the index in [`DAEMONS`].
     daemons: Vec<(usize, u32)>,
     /// Known processes; none for those that had ended before they were looked at.
@@ -143,18 +144,18 @@ pub struct Watch {
     before: Moment,
 }
 
-impl Watch {
+impl SystemWatch {
     /// Starts to watch.
     ///
     /// # Errors
     /// If there is no such scope. What the machine does not let us see is missing from the result instead.
-    pub fn start(scope: Scope) -> Result<Watch, String> {
+    pub fn start(scope: Scope) -> Result<SystemWatch, String> {
         let root = Root::default();
         scope.check(&root)?;
         let daemons = daemons(&root);
-        let collector = Collector::start();
+        let collector = SystemCollector::start();
         let before = Moment::read(&root, &scope, &daemons);
-        Ok(Watch { root, scope, collector, daemons, processes: HashMap::new(), before })
+        Ok(SystemWatch { root, scope, collector, daemons, processes: HashMap::new(), before })
     }
 
     /// Returns the reason why there are no stacks; none if there are.
@@ -184,7 +185,7 @@ impl Watch {
     }
 
     /// Returns what was seen since the last call.
-    pub fn interval(&mut self) -> Seen {
+    pub fn interval(&mut self) -> Observation {
         self.look();
         let now = Moment::read(&self.root, &self.scope, &self.daemons);
         let before = std::mem::replace(&mut self.before, now);
@@ -198,7 +199,7 @@ impl Watch {
         };
         let event =
             |(id, now): (&&'static str, &Count)| (*id, since(now, &before.totals.events[id]));
-        let totals = Totals {
+        let totals = ScopeTotals {
             cpu_ns: since(&now.totals.cpu_ns, &before.totals.cpu_ns),
             kernel_ns: since(&now.totals.kernel_ns, &before.totals.kernel_ns),
             events: now.totals.events.iter().map(event).collect::<BTreeMap<_, _>>(),
@@ -207,10 +208,10 @@ impl Watch {
             |i: usize| since(&now.daemons_ns[i], &before.daemons_ns[i]).map(|ns| ns.min(cpus_ns));
         let (daemons_ns, free_blocks) = ([0, 1, 2].map(daemon), now.free_blocks.clone());
         let own_cpu_ns = now.own_cpu_ns.saturating_sub(before.own_cpu_ns);
-        let samples = self.collector.as_mut().map(Collector::take).map_err(|why| why.clone());
+        let samples = self.collector.as_mut().map(SystemCollector::take).map_err(|why| why.clone());
         let allocations = self.allocations(samples.as_ref().ok());
         let of_allocator = |pid: &u32| Some((*pid, self.processes.get(pid)?.clone()?));
-        Seen {
+        Observation {
             end_unix_ms: SystemTime::now()
                 .duration_since(UNIX_EPOCH)
                 .map_or(0, |t| t.as_millis() as u64),
@@ -226,7 +227,7 @@ impl Watch {
         }
     }
 
-    fn allocations(&self, samples: Option<&Samples>) -> HashMap<u32, u64> {
+    fn allocations(&self, samples: Option<&SystemSamples>) -> HashMap<u32, u64> {
         let is_kernel = |pid: &u32| matches!(self.processes.get(pid), Some(Some(p)) if p.is_kernel);
         let of_all = samples.into_iter().flat_map(|samples| &samples.processes);
         of_all
@@ -237,7 +238,7 @@ impl Watch {
 
     /// Leaves out the daemons, whose time is known exactly, waits of the kernel's threads, and what is not in
     /// scope.
-    fn in_scope(&self, mut samples: Samples) -> Samples {
+    fn in_scope(&self, mut samples: SystemSamples) -> SystemSamples {
         let is_daemon = |pid: &u32| self.daemons.iter().any(|(_, daemon)| daemon == pid);
         samples.processes.retain(|pid, counts| {
             let process = self.processes.get(pid).and_then(Option::as_ref);

@@ -1,7 +1,7 @@
 //! Stacks of all tasks of the machine: a timer on each CPU, and the switches to waits for memory.
 //!
 //! Invariants: the collector keeps counts, not samples. It has no thread of its own, so its caller has to
-//! [`look`](Collector::look) at least five times a second.
+//! [`look`](SystemCollector::look) at least five times a second.
 
 use crate::measure::stacks::{Detail, Symbols, Wait, Work};
 use crate::procfs::{Root, online_cpus};
@@ -29,7 +29,7 @@ pub enum Row {
     Detail(Detail),
 }
 
-/// All rows, as [`Counts::rows`] has them.
+/// All rows, as [`TaskCounts::rows`] has them.
 pub const ROWS: [Row; 9] = [
     Row::User,
     Row::Work(Work::Fault),
@@ -68,7 +68,7 @@ impl Row {
 
 /// The samples and the waits of one process.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct TaskCounts {
     /// The number of samples of each of [`ROWS`].
     pub rows: [u64; ROWS.len()],
     /// The number of samples in the kernel whose row is not known.
@@ -82,14 +82,14 @@ pub struct Counts {
 /// The waits for memory.
 pub const WAITS: [Wait; 3] = [Wait::PageIn, Wait::SwapIn, Wait::Throttle];
 
-impl Counts {
+impl TaskCounts {
     /// Returns the number of all samples.
     pub fn samples(&self) -> u64 {
         self.rows.iter().sum::<u64>() + self.unknown
     }
 
     /// Adds those of another process, or of another interval.
-    pub fn add(&mut self, other: &Counts) {
+    pub fn add(&mut self, other: &TaskCounts) {
         self.rows.iter_mut().zip(other.rows).for_each(|(sum, count)| *sum += count);
         self.waits_ns.iter_mut().zip(other.waits_ns).for_each(|(sum, ns)| *sum += ns);
         self.unknown += other.unknown;
@@ -97,20 +97,20 @@ impl Counts {
     }
 }
 
-/// What a [`Collector`] saw in an interval.
+/// The samples of an interval.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Samples {
+pub struct SystemSamples {
     /// The counts of each process by its id.
-    pub processes: HashMap<u32, Counts>,
+    pub processes: HashMap<u32, TaskCounts>,
     /// Ok if waits were seen; else the reason.
     pub waits: Result<(), String>,
     /// The number of records that found no room.
     pub lost_count: u64,
 }
 
-impl Samples {
+impl SystemSamples {
     /// Adds those of the next interval. Waits that were not seen once are not known.
-    pub fn add(&mut self, next: &Samples) {
+    pub fn add(&mut self, next: &SystemSamples) {
         for (pid, counts) in &next.processes {
             self.processes.entry(*pid).or_default().add(counts);
         }
@@ -129,7 +129,7 @@ struct Open {
 
 /// The event that fills a ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Source {
+enum SampleSource {
     Clock,
     Switch,
     Records,
@@ -137,11 +137,11 @@ enum Source {
 
 /// The open events of all CPUs. Dropping it closes them.
 #[derive(Debug)]
-pub struct Collector {
+pub struct SystemCollector {
     symbols: &'static Symbols,
     cpus: Vec<u32>,
-    rings: Vec<(Source, Event, Ring)>,
-    processes: HashMap<u32, Counts>,
+    rings: Vec<(SampleSource, Event, Ring)>,
+    processes: HashMap<u32, TaskCounts>,
     open: HashMap<u32, Open>,
     switches: u64,
     looked_ns: u64,
@@ -149,13 +149,14 @@ pub struct Collector {
     lost_count: u64,
 }
 
-impl Collector {
+impl SystemCollector {
     /// Starts to collect. Errors show why the machine does not allow it.
-    pub fn start() -> Result<Collector, String> {
+    pub fn start() -> Result<SystemCollector, String> {
         let symbols = Symbols::of_this_kernel()?;
         let cpus = online_cpus(&Root::default())?;
-        let rings = open_all(&[Source::Clock, Source::Switch, Source::Records], &cpus)?;
-        Ok(Collector {
+        let rings =
+            open_all(&[SampleSource::Clock, SampleSource::Switch, SampleSource::Records], &cpus)?;
+        Ok(SystemCollector {
             symbols,
             cpus,
             rings,
@@ -171,11 +172,11 @@ impl Collector {
     /// Reads the new records of all rings.
     pub fn look(&mut self) {
         let mut ends = Vec::new();
-        let Collector { rings, symbols, processes, open, switches, lost_count, .. } = self;
+        let SystemCollector { rings, symbols, processes, open, switches, lost_count, .. } = self;
         for (source, _, ring) in rings.iter_mut() {
             ring.drain(|record| match record.kind {
                 perf::RECORD_LOST => *lost_count += record.words.get(1).copied().unwrap_or(0),
-                perf::RECORD_SAMPLE if *source == Source::Clock => {
+                perf::RECORD_SAMPLE if *source == SampleSource::Clock => {
                     count(processes, symbols, &record)
                 }
                 perf::RECORD_SAMPLE => {
@@ -214,7 +215,7 @@ impl Collector {
         if self.switches * 1_000_000_000 / elapsed_ns > SWITCHES_PER_S_MAX
             && elapsed_ns > 50_000_000
         {
-            self.rings.retain(|(source, ..)| *source == Source::Clock);
+            self.rings.retain(|(source, ..)| *source == SampleSource::Clock);
             self.open.clear();
             self.waits = Err(format!(
                 "more than {SWITCHES_PER_S_MAX} context switches a second: their stacks would cost too much"
@@ -223,13 +224,13 @@ impl Collector {
         (self.switches, self.looked_ns) = (0, now_ns);
     }
 
-    /// Returns the processes that were seen since the last [`Collector::take`].
+    /// Returns the processes that were seen since the last [`SystemCollector::take`].
     pub fn pids(&self) -> impl Iterator<Item = u32> + '_ {
         self.processes.keys().copied()
     }
 
     /// Returns what was seen since the last call.
-    pub fn take(&mut self) -> Samples {
+    pub fn take(&mut self) -> SystemSamples {
         self.look();
         let now_ns = monotonic_ns();
         let mut open = std::mem::take(&mut self.open);
@@ -238,13 +239,13 @@ impl Collector {
             open.since_ns = now_ns.max(open.since_ns);
         }
         self.open = open;
-        let samples = Samples {
+        let samples = SystemSamples {
             processes: std::mem::take(&mut self.processes),
             waits: std::mem::replace(&mut self.waits, Ok(())),
             lost_count: std::mem::take(&mut self.lost_count),
         };
         if samples.waits.is_err() {
-            match open_all(&[Source::Switch, Source::Records], &self.cpus) {
+            match open_all(&[SampleSource::Switch, SampleSource::Records], &self.cpus) {
                 Ok(rings) => self.rings.extend(rings),
                 Err(why) => self.waits = Err(why),
             }
@@ -254,7 +255,7 @@ impl Collector {
 }
 
 /// Counts a sample of the timer.
-fn count(processes: &mut HashMap<u32, Counts>, symbols: &Symbols, record: &PerfRecord<'_>) {
+fn count(processes: &mut HashMap<u32, TaskCounts>, symbols: &Symbols, record: &PerfRecord<'_>) {
     let Some((pid, _, _, stack)) = sample(record) else { return };
     let counts = processes.entry(pid).or_default();
     let row = match record.misc & perf::MISC_CPUMODE_MASK {
@@ -285,12 +286,19 @@ fn sample<'a>(record: &PerfRecord<'a>) -> Option<(u32, u32, u64, &'a [u64])> {
     Some((task as u32, (task >> 32) as u32, time_ns, rest.get(..frames as usize)?))
 }
 
-fn open_all(sources: &[Source], cpus: &[u32]) -> Result<Vec<(Source, Event, Ring)>, String> {
+fn open_all(
+    sources: &[SampleSource],
+    cpus: &[u32],
+) -> Result<Vec<(SampleSource, Event, Ring)>, String> {
     let each = cpus.iter().flat_map(|cpu| sources.iter().map(|source| (*source, *cpu)));
     each.map(|(source, cpu)| open(source, cpu, cpus.len())).collect()
 }
 
-fn open(source: Source, cpu: u32, cpus: usize) -> Result<(Source, Event, Ring), String> {
+fn open(
+    source: SampleSource,
+    cpu: u32,
+    cpus: usize,
+) -> Result<(SampleSource, Event, Ring), String> {
     let refused = |error: std::io::Error| {
         format!(
             "perf_event_open ({source:?} on CPU {cpu}): {error} (root, CAP_PERFMON or sysctl \
@@ -300,18 +308,18 @@ fn open(source: Source, cpu: u32, cpus: usize) -> Result<(Source, Event, Ring), 
     let stacks = perf::FIELD_IP | perf::FIELD_TID | perf::FIELD_TIME | perf::FIELD_CALLCHAIN;
     let period_ns = cpus as u64 * 1_000_000_000 / SAMPLES_PER_S;
     let (kind, period, fields): (EventKind, u64, u64) = match source {
-        Source::Clock => (perf::CPU_CLOCK, period_ns, stacks),
-        Source::Switch => (perf::CONTEXT_SWITCH, 1, stacks),
-        Source::Records => (perf::DUMMY, 1, perf::FIELD_TID | perf::FIELD_TIME),
+        SampleSource::Clock => (perf::CPU_CLOCK, period_ns, stacks),
+        SampleSource::Switch => (perf::CONTEXT_SWITCH, 1, stacks),
+        SampleSource::Records => (perf::DUMMY, 1, perf::FIELD_TID | perf::FIELD_TIME),
     };
     let spec = EventSpec {
         pid: -1,
         cpu: cpu as i32,
         sampling: Some(Sampling { period, fields }),
         exclude_kernel: false,
-        exclude_idle: source == Source::Clock,
+        exclude_idle: source == SampleSource::Clock,
         exclude_callchain_user: true,
-        task_records: source == Source::Records,
+        task_records: source == SampleSource::Records,
         ..EventSpec::new(kind)
     };
     let event = Event::open(&spec).map_err(refused)?;
@@ -336,7 +344,7 @@ mod tests {
 
     #[test]
     fn busy_threads_of_this_process_are_sampled() {
-        let Ok(mut collector) = Collector::start() else {
+        let Ok(mut collector) = SystemCollector::start() else {
             println!("SKIP: system-wide samples need root or perf_event_paranoid=0");
             return;
         };

@@ -4,7 +4,7 @@ use crate::procfs::Root;
 use procfs_core::{MemoryPressure, VmStat};
 use std::collections::{BTreeMap, HashMap};
 
-/// What is watched.
+/// The tasks to watch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Scope {
     /// All tasks of the machine.
@@ -33,7 +33,7 @@ pub type Count = Result<u64, String>;
 
 /// The counters of a scope at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Totals {
+pub struct ScopeTotals {
     /// The CPU time of all its tasks, in nanoseconds.
     pub cpu_ns: Count,
     /// The part of it in the kernel.
@@ -58,14 +58,14 @@ const OF_VMSTAT: &[(&str, &[&str])] = &[
     ("compaction_stall_count", &["compact_stall"]),
 ];
 
-/// The unit of CPU times in /proc/stat and /proc/PID/stat.
+/// Returns the unit of CPU times in /proc/stat and /proc/PID/stat.
 fn tick_ns() -> u64 {
     1_000_000_000 / rustix::param::clock_ticks_per_second().max(1)
 }
 
 impl Scope {
     /// Reads the counters. Each one that cannot be read keeps its own error.
-    pub fn totals(&self, root: &Root) -> Totals {
+    pub fn totals(&self, root: &Root) -> ScopeTotals {
         match self {
             Scope::System => of_system(root),
             Scope::Cgroup(path) => of_cgroup(root, path),
@@ -112,13 +112,13 @@ impl Scope {
     }
 }
 
-fn of_system(root: &Root) -> Totals {
+fn of_system(root: &Root) -> ScopeTotals {
     let vmstat = root.parse::<VmStat>("/proc/vmstat");
     let events = OF_VMSTAT.iter().map(|(id, names)| (*id, of_vmstat(&vmstat, names)));
     let mut events: BTreeMap<_, _> = events.collect();
     events.extend(pressure(root, "/proc/pressure/memory"));
     let times = cpu_times(root);
-    Totals {
+    ScopeTotals {
         cpu_ns: times.clone().map(|(busy_ns, _)| busy_ns),
         kernel_ns: times.map(|(_, kernel_ns)| kernel_ns),
         events,
@@ -181,7 +181,7 @@ fn keyed(root: &Root, folders: &[String], file: &str) -> Result<HashMap<String, 
     Ok(text.lines().filter_map(pair).collect())
 }
 
-fn of_cgroup(root: &Root, path: &str) -> Totals {
+fn of_cgroup(root: &Root, path: &str) -> ScopeTotals {
     let folders = folders(root, path);
     let number = |file: &str| {
         let found = folders.iter().find_map(|folder| root.number(&format!("{folder}/{file}")).ok());
@@ -215,14 +215,14 @@ fn of_cgroup(root: &Root, path: &str) -> Totals {
     let file = folders.iter().map(|folder| format!("{folder}/memory.pressure"));
     let file = file.into_iter().find(|file| root.has(file));
     events.extend(pressure(root, &file.unwrap_or_else(|| "memory.pressure of the cgroup".into())));
-    Totals {
+    ScopeTotals {
         cpu_ns: micros("usage_usec").or_else(|_| number("cpuacct.usage")),
         kernel_ns: micros("system_usec").or_else(|_| number("cpuacct.usage_sys")),
         events,
     }
 }
 
-fn of_processes(root: &Root, pids: &[u32]) -> Totals {
+fn of_processes(root: &Root, pids: &[u32]) -> ScopeTotals {
     let mut sums = [0u64; 4];
     let mut seen = false;
     let mut why = String::from("no process was named");
@@ -237,7 +237,7 @@ fn of_processes(root: &Root, pids: &[u32]) -> Totals {
     }
     let known = |value: u64| if seen { Ok(value) } else { Err(why.clone()) };
     let [user_ns, kernel_ns, minor, major] = sums;
-    Totals {
+    ScopeTotals {
         cpu_ns: known(user_ns + kernel_ns),
         kernel_ns: known(kernel_ns),
         events: [("minor_fault_count", known(minor)), ("major_fault_count", known(major))].into(),
