@@ -1,7 +1,7 @@
 //! What virtual memory costs a whole system, a cgroup or processes that run already.
 //!
-//! [`SystemWatch`] collects; [`cost`] is a pure function that turns what it saw into a document. Exact are the
-//! CPU time of the scope, that of the kernel's daemons, the events, and the time of waits. Stacks divide the
+//! [`SystemWatch`] collects; [`cost`] is a pure function that turns what it saw into a document. Exact are
+//! the CPU time of the scope, that of the daemons, the events, and the time of waits. Stacks divide the
 //! rest.
 //!
 //! Invariant: what was seen in intervals that follow each other adds up to what was seen in all of them.
