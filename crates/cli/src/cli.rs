@@ -2,9 +2,9 @@
 
 use crate::output::{self, Color, Messages};
 use crate::{
-    build, calibrate, ci, compare, diagnose, doctor, exit, jobs, machines, manual, misscurve,
-    pagesize, pmap, ppgsz, record, remote, report, reproduce, run, serve, servers, stat, trapstat,
-    whatif, why, words,
+    build, calibrate, ci, compare, diagnose, doctor, exit, hatstat, jobs, machines, manual,
+    misscurve, pagesize, pmap, ppgsz, record, remote, report, reproduce, run, serve, servers, stat,
+    trapstat, whatif, why, words,
 };
 use anyhow::Result;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
@@ -22,7 +22,7 @@ Examples:
 /// The groups of the main help. A subcommand that users should find is in exactly one.
 const GROUPS: &[(&str, &[&str])] = &[
     ("Look at a program", &["diagnose", "trapstat", "whatif", "misscurve", "pmap", "why"]),
-    ("Look at the system", &["stat"]),
+    ("Look at the system", &["stat", "hatstat"]),
     ("Change it", &["ppgsz", "build", "remote"]),
     (
         "Record and replay",
@@ -96,6 +96,7 @@ pub enum Command {
     Serve(serve::Args),
     Servers(servers::Args),
     Stat(stat::Args),
+    Hatstat(hatstat::Args),
     Man(manual::ManArgs),
     #[command(hide = true)]
     Libraries(manual::LibrariesArgs),
@@ -129,6 +130,7 @@ impl Command {
             Command::Serve(args) => serve::run(args),
             Command::Servers(args) => servers::run(args),
             Command::Stat(args) => stat::run(args),
+            Command::Hatstat(args) => hatstat::run(args),
             Command::Man(args) => manual::man(args),
             Command::Libraries(args) => manual::libraries(args),
             Command::Completions(args) => manual::completions(args),

@@ -14,6 +14,7 @@ mod compare;
 mod diagnose;
 mod doctor;
 mod exit;
+mod hatstat;
 mod jobs;
 mod machines;
 mod manual;

@@ -6,6 +6,7 @@ use crate::output::documents::{Outputs, jsonl};
 use crate::output::{self, columns, progress::Progress, report, sweep};
 use crate::{calibrate, exit, jobs, machines};
 use anyhow::{Result, anyhow, bail};
+use clap::{Args as _, FromArgMatches as _};
 use pagetax_core::job::Job;
 use pagetax_core::machine::{Machine, MachineKind, MachineSpec, Preflight, RunError, Sink};
 use pagetax_core::plan::Plan;
@@ -144,6 +145,21 @@ pub fn run(args: Args) -> Result<ExitCode> {
     match ended_early {
         Some(error) => Err(exit::with(code_of(&error), error)),
         None => Ok(judge(&runs.runs, &args.fail_if)),
+    }
+}
+
+/// Runs a job with its defaults on a machine, and prints nothing but its progress.
+pub fn quietly(job: &str, on: &str) -> Result<Run> {
+    let command = Args::augment_args(clap::Command::new("run").no_binary_name(true));
+    let args = Args::from_arg_matches(&command.try_get_matches_from([job, "--on", on])?)?;
+    let job = jobs::load(&args.job)?;
+    let opened = (machines::full_name(on), machines::open_here(on, &here(&args)?)?);
+    let case = Case::new(&job, &opened, &Params::default(), &args)?;
+    let mut progress = Progress::start(&format!("{} on {on}", case.plan.job.name));
+    let (run, error) = case.run(None, |done| progress.update(done));
+    match error {
+        Some(error) => Err(exit::with(code_of(&error), error)),
+        None => Ok(run),
     }
 }
 

@@ -29,6 +29,11 @@ impl Account {
     pub fn causes(self) -> impl Iterator<Item = &'static Cause> + Clone {
         CAUSES.iter().filter(move |cause| cause.account == self)
     }
+
+    /// Returns those causes of the account that the budget of every job has, in the order of the table.
+    pub fn causes_of_jobs(self) -> impl Iterator<Item = &'static Cause> {
+        self.causes().filter(|cause| cause.scope == Scope::Every)
+    }
 }
 
 /// The budgets that have a cause.

@@ -18,6 +18,7 @@ pub mod document;
 pub mod exit;
 pub mod expression;
 pub mod finding;
+pub mod hatstat;
 pub mod job;
 pub mod machine;
 pub mod network_memory;

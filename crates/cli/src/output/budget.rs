@@ -5,7 +5,7 @@
 
 use super::text::{self, MISSING};
 use pagetax_core::budget::{Budget, TimeRow};
-use pagetax_core::cause::{Account, Scope};
+use pagetax_core::cause::Account;
 use pagetax_core::counter::Unit;
 
 const BAR_CELLS: f64 = 24.0;
@@ -127,7 +127,7 @@ fn ledger(view: &LedgerView) -> String {
 
 /// Names the rows that a job's ledger lacks.
 fn absent(view: &LedgerView) -> String {
-    let known = view.account.causes().filter(|cause| cause.scope == Scope::Every);
+    let known = view.account.causes_of_jobs();
     let absent = known.map(|cause| cause.id).filter(|id| view.rows.iter().all(|r| r.id != *id));
     let absent: Vec<_> = absent.collect();
     match absent[..] {

@@ -5,6 +5,7 @@ pub mod budget;
 pub mod calibrate;
 pub mod doctor;
 pub mod environment;
+pub mod hatstat;
 pub mod perf;
 pub mod stacks;
 pub mod system;

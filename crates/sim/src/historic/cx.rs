@@ -6,9 +6,9 @@
 use crate::tally::{CounterId, Tally};
 use hdrhistogram::Histogram;
 use pagetax_core::access::Rng;
-use pagetax_core::cause::CAUSES;
+use pagetax_core::cause::Account;
 
-/// A cause of CPU time, in the order of [`CAUSES`].
+/// A cause of CPU time, in the order of [`Account::causes_of_jobs`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum CpuRow {
     /// The user time of the accesses themselves. The engine charges it.
@@ -44,7 +44,7 @@ impl CpuRow {
 
     /// Returns the row's id in the report.
     pub fn id(self) -> &'static str {
-        CAUSES[self as usize].id
+        id(Account::Cpu, self as usize)
     }
 
     /// Returns true if time in this row is user time.
@@ -53,7 +53,7 @@ impl CpuRow {
     }
 }
 
-/// A cause of elapsed time, in the order of [`CAUSES`] after those of CPU time. It is also the order of
+/// A cause of elapsed time, in the order of [`Account::causes_of_jobs`]. It is also the order of
 /// precedence: the run is in the first of the states that any of its tasks is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WallRow {
@@ -84,8 +84,12 @@ impl WallRow {
 
     /// Returns the row's id in the report.
     pub fn id(self) -> &'static str {
-        CAUSES[CpuRow::ALL.len() + self as usize].id
+        id(Account::Wall, self as usize)
     }
+}
+
+fn id(account: Account, index: usize) -> &'static str {
+    account.causes_of_jobs().nth(index).expect("the rows are the causes of jobs").id
 }
 
 /// CPU time by row, in nanoseconds.
@@ -332,9 +336,8 @@ mod tests {
         let named = |id: &str, name: String| id.replace('_', "") == name.to_lowercase();
         assert!(CpuRow::ALL.iter().all(|row| named(row.id(), format!("{row:?}"))));
         assert!(WallRow::ALL.iter().all(|row| named(row.id(), format!("{row:?}"))));
-        let without_network =
-            CAUSES.iter().filter(|cause| cause.scope == pagetax_core::cause::Scope::Every);
-        assert_eq!(without_network.count(), CpuRow::ALL.len() + WallRow::ALL.len());
+        let [cpu, wall] = Account::ALL.map(|account| account.causes_of_jobs().count());
+        assert_eq!((cpu, wall), (CpuRow::ALL.len(), WallRow::ALL.len()));
     }
 
     #[test]

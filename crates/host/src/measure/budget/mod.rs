@@ -190,7 +190,6 @@ pub(crate) mod tests {
     use super::*;
     use crate::measure::stacks::{StackCounts, Timeline, Wait};
     use pagetax_core::calibration::*;
-    use pagetax_core::cause::Scope;
     use pagetax_core::plan::{AccessClass, AccessKind};
     use proptest::prelude::*;
 
@@ -354,7 +353,7 @@ pub(crate) mod tests {
                 let rows = b.rows(account);
                 let parts: i64 = rows.iter().filter_map(|row| row.ns).map(|ns| ns as i64).sum();
                 prop_assert_eq!(parts + b.unexplained_ns(account), total_ns as i64);
-                let causes = account.causes().filter(|cause| cause.scope == Scope::Every);
+                let causes = account.causes_of_jobs();
                 let ids: Vec<_> = rows.iter().map(|row| row.id.as_str()).collect();
                 prop_assert_eq!(ids, causes.map(|cause| cause.id).collect::<Vec<_>>());
             }

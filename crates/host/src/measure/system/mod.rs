@@ -31,6 +31,9 @@ pub const DAEMONS: [(&str, &str); 3] = [
     ("khugepaged", "khugepaged"),
 ];
 
+/// A daemon: its index in [`DAEMONS`], and its process.
+pub(in crate::measure) type Daemon = (usize, u32);
+
 /// A process as it was when it was first sampled.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Process {
@@ -43,7 +46,8 @@ pub struct Process {
 }
 
 impl Process {
-    fn read(root: &Root, pid: u32) -> Option<Process> {
+    /// Reads a process; none if it has ended.
+    pub(in crate::measure) fn read(root: &Root, pid: u32) -> Option<Process> {
         let stat = root.text(&format!("/proc/{pid}/stat")).ok()?;
         let (head, rest) = stat.rsplit_once(')')?;
         let name = head.split_once('(')?.1.to_string();
@@ -138,7 +142,7 @@ pub struct SystemWatch {
     scope: Scope,
     collector: Result<SystemCollector, String>,
     /// The kernel's daemons that were there at the start, by the index in [`DAEMONS`].
-    daemons: Vec<(usize, u32)>,
+    daemons: Vec<Daemon>,
     /// Known processes; none for those that had ended before they were looked at.
     processes: HashMap<u32, Option<Process>>,
     before: Moment,
@@ -252,7 +256,7 @@ impl SystemWatch {
 }
 
 impl Moment {
-    fn read(root: &Root, scope: &Scope, daemons: &[(usize, u32)]) -> Moment {
+    fn read(root: &Root, scope: &Scope, daemons: &[Daemon]) -> Moment {
         let free = Fragmentation::usable(root).map(|fragmentation| fragmentation.free_blocks);
         let own = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
         Moment {
@@ -266,7 +270,7 @@ impl Moment {
 }
 
 /// Returns the CPU time of the daemons of one name, one for each memory node.
-fn daemon_ns(root: &Root, scope: &Scope, daemons: &[(usize, u32)], index: usize) -> Count {
+fn daemon_ns(root: &Root, scope: &Scope, daemons: &[Daemon], index: usize) -> Count {
     if *scope != Scope::System {
         return Err("the kernel's daemons work for the whole system".into());
     }
@@ -279,7 +283,7 @@ fn daemon_ns(root: &Root, scope: &Scope, daemons: &[(usize, u32)], index: usize)
 }
 
 /// Finds the kernel's daemons. Theirs are children of kthreadd, which is process 2.
-fn daemons(root: &Root) -> Vec<(usize, u32)> {
+pub(in crate::measure) fn daemons(root: &Root) -> Vec<Daemon> {
     let pids = root.names("/proc").into_iter().filter_map(|name| name.parse::<u32>().ok());
     let daemon = |pid: u32| {
         let name = root.text(&format!("/proc/{pid}/comm")).ok()?;

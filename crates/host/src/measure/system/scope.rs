@@ -110,6 +110,20 @@ impl Scope {
             }
         }
     }
+
+    /// Reads a process's user and kernel time, and its minor and major faults. They hold its ended threads.
+    pub(in crate::measure) fn times_and_faults(root: &Root, pid: u32) -> Result<[u64; 4], String> {
+        let path = format!("/proc/{pid}/stat");
+        let text = root.text(&path)?;
+        let rest = text.rsplit_once(')').map_or("", |(_, rest)| rest);
+        let words: Vec<&str> = rest.split_whitespace().collect();
+        // The third field follows the name.
+        let field = |number: usize| {
+            let word = words.get(number - 3).and_then(|word| word.parse::<u64>().ok());
+            word.ok_or_else(|| format!("{path} has no field {number}"))
+        };
+        Ok([field(14)? * tick_ns(), field(15)? * tick_ns(), field(10)?, field(12)?])
+    }
 }
 
 fn of_system(root: &Root) -> ScopeTotals {
@@ -227,7 +241,7 @@ fn of_processes(root: &Root, pids: &[u32]) -> ScopeTotals {
     let mut seen = false;
     let mut why = String::from("no process was named");
     for pid in pids {
-        match times_and_faults(root, *pid) {
+        match Scope::times_and_faults(root, *pid) {
             Ok(values) => {
                 seen = true;
                 sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
@@ -242,20 +256,6 @@ fn of_processes(root: &Root, pids: &[u32]) -> ScopeTotals {
         kernel_ns: known(kernel_ns),
         events: [("minor_fault_count", known(minor)), ("major_fault_count", known(major))].into(),
     }
-}
-
-/// Reads a process's user and kernel time, and its minor and major faults. They hold its ended threads.
-fn times_and_faults(root: &Root, pid: u32) -> Result<[u64; 4], String> {
-    let path = format!("/proc/{pid}/stat");
-    let text = root.text(&path)?;
-    let rest = text.rsplit_once(')').map_or("", |(_, rest)| rest);
-    let words: Vec<&str> = rest.split_whitespace().collect();
-    // The third field follows the name.
-    let field = |number: usize| {
-        let word = words.get(number - 3).and_then(|word| word.parse::<u64>().ok());
-        word.ok_or_else(|| format!("{path} has no field {number}"))
-    };
-    Ok([field(14)? * tick_ns(), field(15)? * tick_ns(), field(10)?, field(12)?])
 }
 
 #[cfg(test)]

@@ -55,10 +55,16 @@ impl Mechanism for ByPart {
         }
     }
 
-    /// Explains nothing of stack and code alone: they are a small share. `ppgsz --verify` explains them.
+    /// Says of stack and code alone that the heap, most of the memory, was not asked for.
     fn proof(&self, memory: &LargePages) -> Proof {
-        let has_heap = self.1.contains(&MemoryPart::Heap);
-        Proof::huge(memory, if has_heap { Rest::Allocator } else { Rest::Expected })
+        let has = |part| self.1.contains(&part);
+        let rest = match (has(MemoryPart::Heap), has(MemoryPart::Stack), has(MemoryPart::Text)) {
+            (true, ..) => Rest::Allocator,
+            (false, true, true) => Rest::Because("only its stack and its code were to have them"),
+            (false, true, false) => Rest::Because("only its stack was to have them"),
+            (false, false, _) => Rest::Because("only its code was to have them"),
+        };
+        Proof::huge(memory, rest)
     }
 
     fn by_ppgsz(&self) -> Option<PartSizes> {
