@@ -3,7 +3,7 @@
 //! Reads /proc once, and walks no page table. So the tables of a mapping have bounds: they are at most those
 //! that the mapping can have, and at least the process's tables less those that its other mappings can have.
 
-use crate::measure::system::{DAEMONS, Daemon, Process, Scope, daemons};
+use crate::measure::system::{DAEMONS, Daemon, Process, ProcessTotals, Scope, daemons};
 use crate::procfs::{MapsLine, Root, maps, online_cpus, process_memory, schedstat};
 use pagetax_core::calibration::{Calibration, FaultKind};
 use pagetax_core::counter::{Reading, Unit, UnitReading};
@@ -62,7 +62,7 @@ fn each(
 }
 
 fn costs(root: &Root, calibration: Result<&Calibration, &str>) -> Vec<HatCost> {
-    let events = Scope::System.totals(root).events;
+    let events = Scope::System.totals(root, &ProcessTotals::default()).events;
     let count = |id: &str| match events.get(id) {
         Some(Ok(count)) => Reading::Measured(*count),
         Some(Err(why)) => Reading::Missing(why.clone()),

@@ -12,7 +12,7 @@ mod scope;
 
 pub use cost::cost;
 pub use samples::{ROWS, Row, SystemSamples, TaskCounts, WAITS};
-pub use scope::{Count, Scope, ScopeTotals};
+pub use scope::{Count, ProcessTotals, Scope, ScopeTotals};
 
 use crate::procfs::{Fragmentation, Root, schedstat};
 use crate::sys::perf::monotonic_ns;
@@ -145,6 +145,8 @@ pub struct SystemWatch {
     daemons: Vec<Daemon>,
     /// Known processes; none for those that had ended before they were looked at.
     processes: HashMap<u32, Option<Process>>,
+    /// The figures of the processes in scope.
+    totals: ProcessTotals,
     before: Moment,
 }
 
@@ -158,8 +160,18 @@ impl SystemWatch {
         scope.check(&root)?;
         let daemons = daemons(&root);
         let collector = SystemCollector::start();
-        let before = Moment::read(&root, &scope, &daemons);
-        Ok(SystemWatch { root, scope, collector, daemons, processes: HashMap::new(), before })
+        let mut totals = ProcessTotals::default();
+        totals.look(&root, &scope);
+        let before = Moment::read(&root, &scope, &totals, &daemons);
+        Ok(SystemWatch {
+            root,
+            scope,
+            collector,
+            daemons,
+            processes: HashMap::new(),
+            totals,
+            before,
+        })
     }
 
     /// Returns the reason why there are no stacks; none if there are.
@@ -169,6 +181,7 @@ impl SystemWatch {
 
     /// Reads what has come. Call it at least once in [`LOOK_INTERVAL_NS`].
     pub fn look(&mut self) {
+        self.totals.look(&self.root, &self.scope);
         let Ok(collector) = &mut self.collector else { return };
         collector.look();
         // Short-lived processes are gone at the end of an interval.
@@ -191,7 +204,7 @@ impl SystemWatch {
     /// Returns what was seen since the last call.
     pub fn interval(&mut self) -> Observation {
         self.look();
-        let now = Moment::read(&self.root, &self.scope, &self.daemons);
+        let now = Moment::read(&self.root, &self.scope, &self.totals, &self.daemons);
         let before = std::mem::replace(&mut self.before, now);
         let now = &self.before;
         let elapsed_ns = now.time_ns.saturating_sub(before.time_ns);
@@ -256,13 +269,13 @@ impl SystemWatch {
 }
 
 impl Moment {
-    fn read(root: &Root, scope: &Scope, daemons: &[Daemon]) -> Moment {
+    fn read(root: &Root, scope: &Scope, processes: &ProcessTotals, daemons: &[Daemon]) -> Moment {
         let free = Fragmentation::usable(root).map(|fragmentation| fragmentation.free_blocks);
         let own = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
         Moment {
             time_ns: monotonic_ns(),
             own_cpu_ns: own.tv_sec as u64 * 1_000_000_000 + own.tv_nsec as u64,
-            totals: scope.totals(root),
+            totals: scope.totals(root, processes),
             daemons_ns: [0, 1, 2].map(|index| daemon_ns(root, scope, daemons, index)),
             free_blocks: free,
         }

@@ -65,11 +65,11 @@ fn tick_ns() -> u64 {
 
 impl Scope {
     /// Reads the counters. Each one that cannot be read keeps its own error.
-    pub fn totals(&self, root: &Root) -> ScopeTotals {
+    pub fn totals(&self, root: &Root, processes: &ProcessTotals) -> ScopeTotals {
         match self {
             Scope::System => of_system(root),
             Scope::Cgroup(path) => of_cgroup(root, path),
-            Scope::Processes(pids) => of_processes(root, pids),
+            Scope::Processes(_) => processes.sums(),
         }
     }
 
@@ -236,25 +236,40 @@ fn of_cgroup(root: &Root, path: &str) -> ScopeTotals {
     }
 }
 
-fn of_processes(root: &Root, pids: &[u32]) -> ScopeTotals {
-    let mut sums = [0u64; 4];
-    let mut seen = false;
-    let mut why = String::from("no process was named");
-    for pid in pids {
-        match Scope::times_and_faults(root, *pid) {
-            Ok(values) => {
-                seen = true;
-                sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
+/// The user and kernel time of processes, and their minor and major faults, by the last look. A process that
+/// has ended keeps its last figures.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ProcessTotals {
+    known: BTreeMap<u32, [u64; 4]>,
+    why: Option<String>,
+}
+
+impl ProcessTotals {
+    /// Reads those that are still there.
+    pub fn look(&mut self, root: &Root, scope: &Scope) {
+        let Scope::Processes(pids) = scope else { return };
+        for pid in pids {
+            match Scope::times_and_faults(root, *pid) {
+                Ok(values) => drop(self.known.insert(*pid, values)),
+                Err(why) => self.why = Some(why),
             }
-            Err(reason) => why = reason,
         }
     }
-    let known = |value: u64| if seen { Ok(value) } else { Err(why.clone()) };
-    let [user_ns, kernel_ns, minor, major] = sums;
-    ScopeTotals {
-        cpu_ns: known(user_ns + kernel_ns),
-        kernel_ns: known(kernel_ns),
-        events: [("minor_fault_count", known(minor)), ("major_fault_count", known(major))].into(),
+
+    fn sums(&self) -> ScopeTotals {
+        let known = |of: fn(&[u64; 4]) -> u64| match &self.why {
+            Some(why) if self.known.is_empty() => Err(why.clone()),
+            _ => Ok(self.known.values().map(of).sum()),
+        };
+        ScopeTotals {
+            cpu_ns: known(|[user_ns, kernel_ns, ..]| user_ns + kernel_ns),
+            kernel_ns: known(|[_, kernel_ns, ..]| *kernel_ns),
+            events: [
+                ("minor_fault_count", known(|[.., minor, _]| *minor)),
+                ("major_fault_count", known(|[.., major]| *major)),
+            ]
+            .into(),
+        }
     }
 }
 
@@ -265,7 +280,7 @@ mod tests {
 
     #[test]
     fn a_captured_system_has_all_counters() {
-        let totals = Scope::System.totals(&captured());
+        let totals = Scope::System.totals(&captured(), &ProcessTotals::default());
         for (id, count) in &totals.events {
             assert!(count.is_ok(), "{id}: {count:?}");
         }
@@ -276,7 +291,9 @@ mod tests {
     fn what_a_machine_lacks_is_missing_with_its_reason_and_never_zero() {
         let nothing = Root::at("/nonexistent");
         for scope in [Scope::System, Scope::Cgroup("/a".into()), Scope::Processes(vec![1])] {
-            let totals = scope.totals(&nothing);
+            let mut processes = ProcessTotals::default();
+            processes.look(&nothing, &scope);
+            let totals = scope.totals(&nothing, &processes);
             assert!(totals.cpu_ns.is_err() && totals.kernel_ns.is_err());
             assert!(totals.events.values().all(Result::is_err), "{totals:?}");
             assert_eq!(scope == Scope::System, scope.check(&nothing).is_ok());
@@ -304,16 +321,34 @@ mod tests {
         write("sys/fs/cgroup/cpuacct/one/cgroup.procs", "");
         write("sys/fs/cgroup/cpuacct/one/cpuacct.usage", "11\n");
         let root = Root::at(folder.path());
-        let two = Scope::Cgroup("/two".into()).totals(&root);
+        let two = Scope::Cgroup("/two".into()).totals(&root, &ProcessTotals::default());
         assert_eq!((two.cpu_ns, two.kernel_ns), (Ok(7_000), Ok(3_000)));
         assert_eq!(two.events["minor_fault_count"], Ok(10));
         assert_eq!(two.events["memory_some_ns"], Ok(5_000));
         assert!(two.events["swap_in_count"].is_err());
-        let one = Scope::Cgroup("/one".into()).totals(&root);
+        let one = Scope::Cgroup("/one".into()).totals(&root, &ProcessTotals::default());
         assert_eq!(one.cpu_ns, Ok(11));
         assert!(one.kernel_ns.is_err());
         assert_eq!(one.events["minor_fault_count"], Ok(5));
         assert!(one.events["memory_full_ns"].is_err());
+    }
+
+    #[test]
+    fn a_process_that_has_ended_keeps_its_figures() {
+        let scope = Scope::Processes(vec![4711, 4712]);
+        let mut processes = ProcessTotals::default();
+        let folder = tempfile::tempdir().unwrap();
+        let stat = "4711 (a b) S 1 1 1 0 -1 0 5 0 7 0 300 200 0 0 20 0 1 0 9 0 0";
+        std::fs::create_dir_all(folder.path().join("proc/4711")).unwrap();
+        std::fs::write(folder.path().join("proc/4711/stat"), stat).unwrap();
+        processes.look(&Root::at(folder.path()), &scope);
+        processes.look(&Root::at("/nonexistent"), &scope);
+        let totals = scope.totals(&Root::at("/nonexistent"), &processes);
+        assert_eq!(totals.cpu_ns, Ok(500 * tick_ns()));
+        assert_eq!(
+            (&totals.events["minor_fault_count"], &totals.events["major_fault_count"]),
+            (&Ok(5), &Ok(7))
+        );
     }
 
     #[test]
