@@ -20,6 +20,7 @@ mod sampling;
 pub mod serve;
 mod server;
 mod stalls;
+mod stat;
 mod stops;
 mod swap;
 mod unexplained;
@@ -101,6 +102,11 @@ const BENCHES: &[Bench] = &[
         name: "stalls",
         what: "lost and wrong pages and longest waits while memory servers fail (50 ms after a kill); parts: killed=5 …",
         run: stalls::run,
+    },
+    Bench {
+        name: "stat",
+        what: "times by cause of stat beside direct measures (as root; limit: 15 %); parts: faults reclaim …",
+        run: stat::run,
     },
     Bench {
         name: "stops",

@@ -1,0 +1,222 @@
+//! `pagetax stat` beside measures that share no source with it: loads that time themselves, and the kernel's
+//! begin and end events of reclaim and compaction.
+
+use super::Outcome;
+use super::swap::{Limited, Swap};
+use crate::at_end::AtEnd;
+use crate::shell::{self, pagetax};
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use std::collections::HashMap;
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+const C_SOURCE: &str = "xtask/src/bench/stat_loads.c";
+/// The time of each load. A tenth of it is 3 s, some 150 samples: 16 % at a confidence of 95 %.
+const SECONDS: &str = "30";
+/// The largest difference between stat and the direct measure.
+const LIMIT: f64 = 0.15;
+/// The memory of loads that reclaim.
+const MIB: u64 = 64;
+
+/// A load, the rows of stat that hold its cost, and the kernel's events of it, if it cannot time itself.
+struct Load {
+    name: &'static str,
+    rows: &'static [&'static str],
+    event: Option<&'static str>,
+    limited: bool,
+    swaps: bool,
+}
+
+const LOADS: &[Load] = &[
+    Load {
+        name: "faults",
+        rows: &["minor_fault", "zero_copy"],
+        event: None,
+        limited: false,
+        swaps: false,
+    },
+    Load {
+        name: "reclaim",
+        rows: &["reclaim", "shootdown"],
+        event: Some("vmscan/mm_vmscan_memcg_reclaim"),
+        limited: true,
+        swaps: false,
+    },
+    Load {
+        name: "compaction",
+        rows: &["compaction", "shootdown"],
+        event: Some("compaction/mm_compaction"),
+        limited: false,
+        swaps: false,
+    },
+    Load {
+        name: "swap",
+        rows: &["minor_fault", "zero_copy", "reclaim", "swap", "shootdown"],
+        event: None,
+        limited: true,
+        swaps: true,
+    },
+];
+
+/// Runs the benchmark, or the named loads.
+pub fn run(parts: &[String]) -> Result<Outcome> {
+    let folder = tempfile::tempdir_in(".")?;
+    let program = folder.path().join("stat_loads");
+    shell::succeed(Command::new("cc").args(["-O1", C_SOURCE, "-o"]).arg(&program))
+        .context("install gcc")?;
+    let file = folder.path().join("file");
+    fs::write(&file, vec![7u8; (4 * MIB as usize) << 20])?;
+    let (mut rows, mut results, mut worst) = (Vec::new(), Vec::new(), 0f64);
+    let chosen = |load: &&Load| parts.is_empty() || parts.iter().any(|part| part == load.name);
+    for load in LOADS.iter().filter(chosen) {
+        let seen = measure(load, &program, &file)?;
+        let off = seen.stat_s / seen.direct_s - 1.0;
+        worst = worst.max(off.abs());
+        rows.push(vec![
+            load.name.into(),
+            format!("{:.2} s", seen.direct_s),
+            load.event.map_or("by itself".into(), |event| format!("events {event}_begin, _end")),
+            format!("{:.2} s ({:.2}–{:.2})", seen.stat_s, seen.low_s, seen.high_s),
+            format!("{:+.0} %", off * 100.0),
+            format!("{:.2} %", seen.own_share * 100.0),
+        ]);
+        results.push(json!({
+            "load": load.name, "direct_s": seen.direct_s, "stat_s": seen.stat_s,
+            "low_s": seen.low_s, "high_s": seen.high_s, "own_share": seen.own_share,
+        }));
+    }
+    Ok(Outcome {
+        headings: vec!["load", "direct", "measured", "pagetax stat", "off by", "its own CPU time"],
+        rows,
+        json: json!(results),
+        promise: (
+            format!("each within {:.0} % of the direct measure", LIMIT * 100.0),
+            worst <= LIMIT,
+        ),
+    })
+}
+
+struct Seen {
+    direct_s: f64,
+    stat_s: f64,
+    low_s: f64,
+    high_s: f64,
+    own_share: f64,
+}
+
+fn measure(load: &Load, program: &Path, file: &Path) -> Result<Seen> {
+    let _swap = load.swaps.then(|| Swap::zram(4 * MIB)).transpose()?;
+    let limited = load.limited.then(|| Limited::new(MIB)).transpose()?;
+    let mut command = match &limited {
+        Some(limited) => {
+            let shell = limited.shell();
+            let mut command = Command::new("sh");
+            command.arg("-c").arg(format!("{shell} \"$@\"")).arg("sh").arg(program);
+            command
+        }
+        None => Command::new(program),
+    };
+    command.args([load.name, SECONDS]);
+    if load.name == "reclaim" {
+        command.arg(file);
+    }
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+    let mut input = child.stdin.take().context("no input")?;
+    let mut said = BufReader::new(child.stdout.take().context("no output")?).lines();
+    ensure!(said.next().transpose()?.as_deref() == Some("up"), "{C_SOURCE} does not come up");
+    let pid = child_of(child.id());
+    let trace = load.event.map(Trace::start).transpose()?;
+    let document = tempfile::NamedTempFile::new()?;
+    let json = format!("--json={}", document.path().display());
+    let mut stat = Command::new(pagetax()?)
+        .args(["stat", "-q", "-p", &pid.to_string(), &json, "1"])
+        .stdout(Stdio::null())
+        .spawn()?;
+    std::thread::sleep(Duration::from_millis(500));
+    input.write_all(b"\n")?;
+    let own_s: f64 = said.next().transpose()?.context("the load said nothing")?.parse()?;
+    let events_s = trace.map(|trace| trace.seconds(pid)).transpose()?;
+    std::thread::sleep(Duration::from_millis(1_200));
+    shell::succeed(Command::new("kill").args(["-INT", &stat.id().to_string()]))?;
+    stat.wait()?;
+    drop(input);
+    child.wait()?;
+    let document: Value = serde_json::from_str(&fs::read_to_string(document.path())?)?;
+    let intervals = document["intervals"].as_array().context("no intervals")?;
+    let sum = |key: &str| -> f64 {
+        let rows =
+            intervals.iter().flat_map(|one| one["budget"]["cpu"].as_array().into_iter().flatten());
+        let rows = rows.filter(|row| load.rows.iter().any(|id| row["id"] == *id));
+        rows.filter_map(|row| row[key].as_f64()).sum::<f64>() / 1e9
+    };
+    let total = |pointer: &str| -> f64 {
+        intervals.iter().filter_map(|one| one.pointer(pointer)?.as_f64()).sum()
+    };
+    Ok(Seen {
+        direct_s: events_s.unwrap_or(own_s),
+        stat_s: sum("ns"),
+        low_s: sum("low_ns"),
+        high_s: sum("high_ns"),
+        own_share: total("/readings/own_cpu_ns/value") / total("/elapsed_ns"),
+    })
+}
+
+/// Returns the process that does the work: a shell that enters a cgroup becomes it, or has it as a child.
+fn child_of(pid: u32) -> u32 {
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+    let first = children.ok().and_then(|text| text.split_whitespace().next()?.parse().ok());
+    first.unwrap_or(pid)
+}
+
+/// Events of the kernel in a trace of our own.
+struct Trace {
+    instance: PathBuf,
+    begin: String,
+    _end: AtEnd,
+}
+
+impl Trace {
+    fn start(event: &str) -> Result<Trace> {
+        let folder =
+            std::env::temp_dir().join(format!("pagetax-bench-trace-{}", std::process::id()));
+        fs::create_dir_all(&folder)?;
+        let place = folder.display();
+        let instance = folder.join("instances/pagetax-bench");
+        let end =
+            AtEnd::run(&format!("rmdir {0}; umount {place}; rmdir {place}", instance.display()))?;
+        shell::succeed(Command::new("mount").args(["-t", "tracefs", "tracefs"]).arg(&folder))?;
+        fs::create_dir(&instance)?;
+        fs::write(instance.join("buffer_size_kb"), "65536")?;
+        for side in ["begin", "end"] {
+            fs::write(instance.join(format!("events/{event}_{side}/enable")), "1")?;
+        }
+        let begin = format!("{}_begin:", event.rsplit('/').next().unwrap_or(event));
+        Ok(Trace { instance, begin, _end: end })
+    }
+
+    /// Returns the time between the begin and the end events of a task.
+    fn seconds(&self, pid: u32) -> Result<f64> {
+        let text = fs::read_to_string(self.instance.join("trace"))?;
+        let (mut open, mut sum) = (HashMap::new(), 0.0);
+        for line in text.lines().filter(|line| !line.starts_with('#')) {
+            let Some((task, rest)) = line.split_once(" [") else { continue };
+            let task = task.trim().rsplit('-').next().and_then(|word| word.parse::<u32>().ok());
+            let time = rest
+                .split(": ")
+                .next()
+                .and_then(|head| head.rsplit(' ').next()?.parse::<f64>().ok());
+            let (Some(task), Some(time)) = (task.filter(|task| *task == pid), time) else {
+                continue;
+            };
+            match rest.contains(&self.begin) {
+                true => drop(open.insert(task, time)),
+                false => sum += open.remove(&task).map_or(0.0, |begin| time - begin),
+            }
+        }
+        Ok(sum)
+    }
+}
