@@ -2,9 +2,9 @@
 
 use crate::output::{self, Color, Messages};
 use crate::{
-    build, calibrate, ci, compare, diagnose, doctor, exit, hatstat, jobs, machines, manual,
-    misscurve, pagesize, pmap, ppgsz, record, remote, report, reproduce, run, serve, servers, stat,
-    trapstat, whatif, why, words,
+    build, calibrate, ci, compare, diagnose, doctor, exit, explain, hatstat, jobs, machines,
+    manual, misscurve, pagesize, pmap, ppgsz, record, remote, report, reproduce, run, serve,
+    servers, stat, trapstat, whatif, why, words,
 };
 use anyhow::Result;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
@@ -22,7 +22,7 @@ Examples:
 /// The groups of the main help. A subcommand that users should find is in exactly one.
 const GROUPS: &[(&str, &[&str])] = &[
     ("Look at a program", &["diagnose", "trapstat", "whatif", "misscurve", "pmap", "why"]),
-    ("Look at the system", &["stat", "hatstat"]),
+    ("Look at the system", &["stat", "hatstat", "explain"]),
     ("Change it", &["ppgsz", "build", "remote"]),
     (
         "Record and replay",
@@ -97,6 +97,7 @@ pub enum Command {
     Servers(servers::Args),
     Stat(stat::Args),
     Hatstat(hatstat::Args),
+    Explain(explain::Args),
     Man(manual::ManArgs),
     #[command(hide = true)]
     Libraries(manual::LibrariesArgs),
@@ -131,6 +132,7 @@ impl Command {
             Command::Servers(args) => servers::run(args),
             Command::Stat(args) => stat::run(args),
             Command::Hatstat(args) => hatstat::run(args),
+            Command::Explain(args) => explain::run(args),
             Command::Man(args) => manual::man(args),
             Command::Libraries(args) => manual::libraries(args),
             Command::Completions(args) => manual::completions(args),

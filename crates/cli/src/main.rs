@@ -14,6 +14,7 @@ mod compare;
 mod diagnose;
 mod doctor;
 mod exit;
+mod explain;
 mod hatstat;
 mod jobs;
 mod machines;

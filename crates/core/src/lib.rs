@@ -16,6 +16,7 @@ pub mod counter;
 pub mod diagnosis;
 pub mod document;
 pub mod exit;
+pub mod explain;
 pub mod expression;
 pub mod finding;
 pub mod hatstat;

@@ -23,7 +23,7 @@ const LIMIT: f64 = 0.15;
 const MIB: u64 = 64;
 
 /// A load, the rows of stat that hold its cost, and the kernel's events of it, if it cannot time itself.
-struct Load {
+struct StatLoad {
     name: &'static str,
     rows: &'static [&'static str],
     event: Option<&'static str>,
@@ -31,29 +31,29 @@ struct Load {
     swaps: bool,
 }
 
-const LOADS: &[Load] = &[
-    Load {
+const LOADS: &[StatLoad] = &[
+    StatLoad {
         name: "faults",
         rows: &["minor_fault", "zero_copy"],
         event: None,
         limited: false,
         swaps: false,
     },
-    Load {
+    StatLoad {
         name: "reclaim",
         rows: &["reclaim", "shootdown"],
         event: Some("vmscan/mm_vmscan_memcg_reclaim"),
         limited: true,
         swaps: false,
     },
-    Load {
+    StatLoad {
         name: "compaction",
         rows: &["compaction", "shootdown"],
         event: Some("compaction/mm_compaction"),
         limited: false,
         swaps: false,
     },
-    Load {
+    StatLoad {
         name: "swap",
         rows: &["minor_fault", "zero_copy", "reclaim", "swap", "shootdown"],
         event: None,
@@ -71,7 +71,7 @@ pub fn run(parts: &[String]) -> Result<Outcome> {
     let file = folder.path().join("file");
     fs::write(&file, vec![7u8; (4 * MIB as usize) << 20])?;
     let (mut rows, mut results, mut worst) = (Vec::new(), Vec::new(), 0f64);
-    let chosen = |load: &&Load| parts.is_empty() || parts.iter().any(|part| part == load.name);
+    let chosen = |load: &&StatLoad| parts.is_empty() || parts.iter().any(|part| part == load.name);
     for load in LOADS.iter().filter(chosen) {
         let seen = measure(load, &program, &file)?;
         let off = seen.stat_s / seen.direct_s - 1.0;
@@ -100,7 +100,7 @@ pub fn run(parts: &[String]) -> Result<Outcome> {
     })
 }
 
-struct Seen {
+struct Measured {
     direct_s: f64,
     stat_s: f64,
     low_s: f64,
@@ -108,7 +108,7 @@ struct Seen {
     own_share: f64,
 }
 
-fn measure(load: &Load, program: &Path, file: &Path) -> Result<Seen> {
+fn measure(load: &StatLoad, program: &Path, file: &Path) -> Result<Measured> {
     let _swap = load.swaps.then(|| Swap::zram(4 * MIB)).transpose()?;
     let limited = load.limited.then(|| Limited::new(MIB)).transpose()?;
     let mut command = match &limited {
@@ -156,7 +156,7 @@ fn measure(load: &Load, program: &Path, file: &Path) -> Result<Seen> {
     let total = |pointer: &str| -> f64 {
         intervals.iter().filter_map(|one| one.pointer(pointer)?.as_f64()).sum()
     };
-    Ok(Seen {
+    Ok(Measured {
         direct_s: events_s.unwrap_or(own_s),
         stat_s: sum("ns"),
         low_s: sum("low_ns"),

@@ -93,6 +93,26 @@ print("ready", flush=True)
 time.sleep(600)
 PYTHON
 
+# What is missing has a reason and no number; root sees the faults of a busy program in stacks.
+cat >/tmp/stat.py <<'PYTHON'
+import json, os, sys
+stat = json.load(open(sys.argv[1]))
+for interval in stat["intervals"]:
+    rows = interval["budget"]["cpu"] + interval["budget"]["wall"]
+    for row in rows:
+        missing = row["provenance"] == "missing"
+        assert missing == ("ns" not in row) and row["how"], row
+    for name, reading in interval["readings"].items():
+        missing = reading["provenance"] == "missing"
+        assert missing == ("value" not in reading) and missing == bool(reading.get("why")), (name, reading)
+    assert interval["free_blocks"], interval
+rows = [row for interval in stat["intervals"] for row in interval["budget"]["cpu"]]
+faults = sum(row.get("ns", 0) for row in rows if row["id"] == "minor_fault")
+stacks = any("stacks" in row["how"] and "ns" in row for row in rows)
+print("faults", faults, "ns; stacks", stacks)
+assert faults > 0 and (stacks or os.getuid() != 0)
+PYTHON
+
 # works TEXT, lacks TEXT VERSION: what doctor lists as working, and what it refuses, naming the kernel that has it.
 cat >/tmp/doctors.sh <<'SCRIPT'
 works() { sed -n '/^works/,/^$/p' /tmp/doctor | grep -e "$1"; }
@@ -121,6 +141,15 @@ rows() {
     row pagesize 30 5.10 5.10 '"$PAGETAX" pagesize -a | grep 2097152'
     row "jobs, machines" 60 5.10 5.10 '"$PAGETAX" jobs | grep mmap3; "$PAGETAX" machines | grep sparcstation-1'
     row run 100 5.10 5.10 '"$PAGETAX" run tlb-gather --set size=8M,count=20000 --fault-latency'
+    row "stat, hatstat" 200 5.10 5.10 '
+        "$PAGETAX" calibrate --quick >calibration
+        python3 -c "while True: bytearray(b\"x\") * (8 << 20)" & busy=$!
+        code=0
+        "$PAGETAX" stat 1 4 --json=stat.json || code=$?
+        kill $busy
+        [ $code -eq 0 ]
+        python3 /tmp/stat.py stat.json
+        "$PAGETAX" hatstat | grep "faults on base pages"'
     row compare 100 5.10 5.10 '
         for file in a b; do "$PAGETAX" run tlb-gather --set size=4M,count=10000 --json=$file.json; done
         "$PAGETAX" compare a.json b.json'

@@ -20,6 +20,7 @@ use pagetax_core::catalog::{JobCatalog, MachineCatalog};
 use pagetax_core::compare::Comparisons;
 use pagetax_core::diagnosis::Diagnosis;
 use pagetax_core::document::Document;
+use pagetax_core::explain::Explanations;
 use pagetax_core::hatstat::HatStat;
 use pagetax_core::report::Runs;
 use pagetax_core::system_stat::SystemStat;
@@ -74,6 +75,7 @@ documents! {
     Comparisons: [("markdown", "the tables as Markdown", |document| Ok(comparison::markdown(document)))],
     Diagnosis: [],
     Doctor: [],
+    Explanations: [],
     HatStat: [],
     HugePageAnswers: [],
     JobCatalog: [],

@@ -10,6 +10,7 @@ pub mod columns;
 pub mod comparison;
 pub mod diagnosis;
 pub mod documents;
+pub mod explain;
 pub mod hatstat;
 pub mod misscurve;
 pub mod pagemap;

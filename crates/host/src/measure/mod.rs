@@ -6,6 +6,7 @@ pub mod calibrate;
 pub mod doctor;
 pub mod environment;
 pub mod hatstat;
+pub mod kswapd;
 pub mod perf;
 pub mod stacks;
 pub mod system;
