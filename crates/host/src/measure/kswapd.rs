@@ -1,7 +1,8 @@
 //! Why kswapd works: a decision among eight causes, from two looks at the kernel's counters.
 //!
-//! [`KswapdCounters`] reads /proc; [`decide`] is a pure function of two of them. Invariant: a cause is certain
-//! only if counters of this interval show it. What cannot be read is listed as missing, and nothing rests on it.
+//! [`KswapdCounters`] reads /proc; [`decide`] is a pure function of two of them. Invariant: a cause is
+//! certain only if counters of this interval show it. What cannot be read is listed as missing, and nothing
+//! rests on it.
 
 use crate::measure::system::daemons;
 use crate::procfs::{Fragmentation, Root, schedstat};
@@ -387,7 +388,7 @@ mod tests {
     use super::*;
     use crate::procfs::tests::captured;
 
-    /// Returns two looks of one second at a machine of 4 GiB whose kswapd is busy and for which no cause shows.
+    /// Returns two looks, a second apart, at a machine whose kswapd is busy and for which no cause shows.
     fn busy() -> (KswapdCounters, KswapdCounters) {
         let mut before = KswapdCounters::read(&captured());
         before.missing.clear();
