@@ -3,6 +3,7 @@
 //! The command's own output never mixes with the report; the exit status is the command's own.
 
 mod scratch;
+mod steps;
 mod warnings;
 
 use crate::output::{self, documents::Outputs, progress::Progress};
@@ -12,24 +13,23 @@ use anyhow::{Context, Result};
 use pagetax_core::budget::Budget;
 use pagetax_core::counter::Reading;
 use pagetax_core::diagnosis::{
-    AS_IS, BASE, Basis, Diagnosis, Occupation, Skipped, Trial, Verdict, compare_trials, judge,
-    translation, undecided,
+    AS_IS, BASE, Basis, Diagnosis, Skipped, Trial, Verdict, compare_trials, judge, translation,
+    undecided,
 };
 use pagetax_core::exit::Exit;
 use pagetax_core::page_size::{MemoryPart, PartSizes};
 use pagetax_core::sequential::Stopping;
 use pagetax_core::stats::median;
-use pagetax_core::units::{Bytes, Nanos, PageSize};
+use pagetax_core::units::{Nanos, PageSize};
 use pagetax_host::launch::program::Program;
-use pagetax_host::measure::budget::{Totals, Translation, Watch, Watched, budget};
+use pagetax_host::measure::budget::{Totals, Translation, Watched, budget};
 use pagetax_host::measure::calibrate::cached;
 use pagetax_host::measure::environment::environment;
-use pagetax_host::measure::stacks::TaskState;
-use pagetax_host::measure::trial::rounds::{self, Ended, Rounds, Schedule, Step};
-use pagetax_host::measure::trial::{self, Finished, Peak, TrialCommand, TrialError};
+use pagetax_host::measure::trial::rounds::{self, Ended, Rounds, Schedule};
+use pagetax_host::measure::trial::{self, Finished, Peak, TrialCommand};
 use pagetax_host::pages::base_page;
 use pagetax_host::pages::mechanism::{self, Conditions};
-use pagetax_host::pages::{Mechanism, PageSettings, Recipe, Unavailable, text};
+use pagetax_host::pages::{PageSettings, Recipe, Unavailable};
 use pagetax_host::procfs::Root;
 use pagetax_host::sys::signal::StopSignals;
 use pagetax_recorder::predict::Predictor;
@@ -39,8 +39,7 @@ use std::cell::Cell;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::time::Instant;
+use steps::{Code, Steps};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -53,8 +52,6 @@ Examples:
 
 /// Seed of the resampling, so that the same runs give the same intervals.
 const SEED: u64 = 2004;
-/// For shorter commands, the start of our own programs is measured beside each run and subtracted.
-const SHORT_NS: u64 = 100_000_000;
 
 /// Tell what virtual memory costs a command, and which page size would cure it
 #[derive(Debug, clap::Args)]
@@ -136,10 +133,11 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let recorded = args.trace.as_deref().map(recorded).transpose()?;
     let input = Input::new(args.input.as_deref())?;
     let (argv, stdin) = (argv(&args)?, input.path.clone());
-    let mut launch = TrialCommand { argv, stdin, tunables, memory_bytes: 0 };
+    let launch = TrialCommand { argv, stdin, tunables, memory_bytes: 0 };
     // From here on Ctrl-C ends the trials, not us, so that everything is cleaned up.
     let _stop = StopSignals::watch().context("cannot watch for Ctrl-C; this is not expected")?;
-    let mut scratch = Scratch::new(args.outputs.clone())?;
+    let scratch = Scratch::new(args.outputs.clone())?;
+    let basis = Cell::new(Basis::Elapsed);
     let schedule = Schedule {
         runs: args.runs.map(|n| n as usize),
         warmup: args.warmup as usize,
@@ -147,69 +145,19 @@ pub fn run(args: Args) -> Result<ExitCode> {
         ignore_failure: args.ignore_failure,
         side_by_side: Cell::new(false),
     };
-    let mut hashes = scratch::Hashes::new(recipes.len());
-    let mut watched = None;
-    let mut code = Code::of(&launch.argv);
-    let mut progress = Progress::start("diagnose");
     let stopping = if args.runs.is_some() { Stopping::Fixed } else { Stopping::Sequential };
-    let mut starts = Starts::new(&recipes);
-    let basis = Cell::new(Basis::Elapsed);
+    let mut steps = Steps::new(&args, &recipes, launch, scratch, (&schedule, &basis));
+    let mut progress = Progress::start("diagnose");
     let rounds = rounds::run(
         &schedule,
         recipes.len(),
-        |steps| {
-            let begun = Instant::now();
-            let recipe = |step: &Step| &recipes[step.trial];
-            let outputs = |step| scratch.outputs(&recipe(step).mechanism.name(), step.round);
-            let outputs: Vec<_> = steps.iter().map(outputs).collect();
-            let start_ns = steps.iter().map(|step| starts.measure(step, recipe(step), basis.get()));
-            let start_ns: Vec<_> = start_ns.collect::<Result<_, _>>()?;
-            let (mut finished, watch) = match (steps, &outputs[..]) {
-                ([step], [outputs]) => {
-                    let mut watch = step.budget.then(Watch::new);
-                    code.settle_for(&recipe(step).mechanism);
-                    (vec![trial::run(&launch, recipe(step), outputs, watch.as_mut())?], watch)
-                }
-                _ => {
-                    let planned: Vec<_> = steps.iter().map(recipe).zip(&outputs).collect();
-                    (trial::run_side_by_side(&launch, &planned)?, None)
-                }
-            };
-            for ((step, finished), start_ns) in steps.iter().zip(&mut finished).zip(start_ns) {
-                finished.start_ns = start_ns;
-                launch.learn(finished);
-                starts.learn(step, finished);
-            }
-            if let Some((watch, finished)) = watch.zip(finished.first()) {
-                let seen = watch.finish();
-                let occupation = occupation(finished, &seen);
-                schedule
-                    .side_by_side
-                    .set(args.side_by_side && can_share(&launch, occupation, recipes.len()));
-                basis.set(match schedule.side_by_side.get() {
-                    true => Basis::Cpu,
-                    false => occupation.unwrap_or_default().basis(),
-                });
-                watched = Some((finished.clone(), seen));
-            }
-            for (step, outputs) in steps.iter().zip(&outputs) {
-                hashes
-                    .note(*step, outputs)
-                    .map_err(|e| TrialError::System("read the output", e))?;
-                if step.first && args.show_output {
-                    output::note(&scratch.first_output());
-                }
-                scratch.discard(outputs);
-            }
-            let step_ns = begun.elapsed().as_nanos() as u64 / steps.len() as u64;
-            finished.iter_mut().for_each(|finished| finished.step_ns = step_ns);
-            Ok(finished)
-        },
+        |batch| steps.run(batch),
         |finished| undecided(&trials_of(&recipes, finished, stopping, basis.get())),
         |done| progress.update(done),
     );
     drop(progress);
     let rounds = rounds.map_err(exit::of_trial)?;
+    let Steps { launch, scratch, hashes, watched, .. } = steps;
     let is_time_up = rounds.ended == Ended::TimeUp;
     let stopping = if is_time_up { Stopping::TimeUp } else { stopping };
     let mut diagnosis = diagnosis_of(&launch, &recipes, skipped, &rounds, stopping, basis.get());
@@ -219,6 +167,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     };
     diagnosis.budget = watched.map(budget);
     diagnosis.warnings = warnings::of(&diagnosis, &rounds, &hashes, &scratch);
+    diagnosis.warnings.extend((!args.side_by_side).then(|| warnings::varies(&diagnosis)).flatten());
     args.formats.print(&diagnosis, if args.full { diagnosis::full } else { diagnosis::render })?;
     Ok(match rounds.ended {
         Ended::Interrupted => exit::INTERRUPTED.into(),
@@ -248,68 +197,6 @@ fn argv(args: &Args) -> Result<Vec<OsString>> {
     }
     let own = std::env::current_exe().context("cannot find this program; name a command")?;
     Ok([own.into(), "run".into(), "tlb-gather".into()].into())
-}
-
-/// The command's code in the page cache, which a trial leaves to the next one.
-struct Code {
-    files: Vec<PathBuf>,
-    last: Option<Arc<dyn Mechanism>>,
-}
-
-impl Code {
-    /// Files whose code could lie on huge pages.
-    fn of(argv: &[OsString]) -> Code {
-        let program = argv.first().and_then(|name| Program::find(name).ok());
-        let files = program.map(|program| program.files()).unwrap_or_default();
-        let files = files.into_iter().filter(|path| text::has_code(path)).collect();
-        Code { files, last: None }
-    }
-
-    /// Undoes what the trial before this one left in the page cache, unless both are of one mechanism.
-    fn settle_for(&mut self, mechanism: &Arc<dyn Mechanism>) {
-        let last = self.last.replace(mechanism.clone());
-        if let Some(last) = last.filter(|last| last.name() != mechanism.name()) {
-            last.undo(&self.files);
-        }
-    }
-}
-
-/// The starts of short commands: a program that does nothing, under the same recipe.
-struct Starts {
-    /// None if all trials start the command itself.
-    nothing: Option<TrialCommand>,
-    is_short: bool,
-}
-
-impl Starts {
-    fn new(recipes: &[Recipe]) -> Starts {
-        let differ = recipes.iter().any(|recipe| !recipe.wrapper.is_empty());
-        let (argv, tunables) = (vec!["true".into()], std::env::var("GLIBC_TUNABLES").ok());
-        let nothing = TrialCommand { argv, stdin: None, tunables, memory_bytes: 0 };
-        Starts { nothing: differ.then_some(nothing), is_short: false }
-    }
-
-    /// Notes the length of the command in the runs before the rounds.
-    fn learn(&mut self, step: &Step, finished: &Finished) {
-        if step.round == 0 {
-            self.is_short = finished.wall_ns < SHORT_NS;
-        }
-    }
-
-    /// Returns the start just before a run of a round, if the command is short.
-    fn measure(
-        &self,
-        step: &Step,
-        recipe: &Recipe,
-        basis: Basis,
-    ) -> Result<Option<u64>, TrialError> {
-        let nothing = self.nothing.as_ref().filter(|_| self.is_short && step.round > 0);
-        let run = nothing.map(|command| trial::run(command, recipe, &Default::default(), None));
-        Ok(run.transpose()?.map(|finished| match basis {
-            Basis::Elapsed => finished.wall_ns,
-            Basis::Cpu => finished.usage.user_ns + finished.usage.kernel_ns,
-        }))
-    }
 }
 
 /// Returns the trials that can run, the command as it is first, and those that cannot.
@@ -421,34 +308,6 @@ fn trial_of(recipe: &Recipe, runs: &[Finished]) -> Trial {
         peak_resident_bytes: median(&peaks),
         exit: failed.unwrap_or(Exit::Code(0)),
     }
-}
-
-/// Returns what a command did with its time while it was watched. The basis is chosen by it, before the
-/// rounds, so that no result depends on which one is more favourable.
-fn occupation(run: &Finished, watched: &Watched) -> Option<Occupation> {
-    let line = watched.profile.line.as_ref().ok()?;
-    Some(Occupation {
-        running_ns: line.ns(TaskState::Running),
-        queued_ns: line.ns(TaskState::Runnable),
-        waiting_ns: line.waiting_ns(),
-        cpu_ns: run.usage.user_ns + run.usage.kernel_ns,
-    })
-}
-
-/// Returns true if so many runs of the command can share a CPU; else says why each runs alone.
-fn can_share(command: &TrialCommand, seen: Option<Occupation>, runs: usize) -> bool {
-    let why = match seen {
-        None => "it cannot be seen whether the command is one task".into(),
-        Some(seen) if !seen.can_share() => {
-            "the command waits, or has several tasks at a time".into()
-        }
-        Some(_) if !command.fits(runs) => {
-            format!("{runs} runs of {} each leave too little memory", Bytes(command.memory_bytes))
-        }
-        Some(_) => return true,
-    };
-    output::note(&format!("trials run one after another: {why}"));
-    false
 }
 
 /// Returns the trials that have runs, compared with the command as it is.

@@ -346,8 +346,7 @@ fn why_none(as_is: &Trial, trials: &[Trial]) -> String {
         _ => match (open_trial(trials), others.iter().find(|t| took_mostly(t))) {
             (Some((trial, speedup)), _) => format!(
                 "undecided after {} rounds: `{}` runs the command {speedup} times as fast, so a gain of {:.0} % is \
-                 neither shown nor ruled out; give it more time (--time 10min), a quieter machine, or \
-                 --side-by-side if it may run several times at once",
+                 neither shown nor ruled out; give it more time (--time 10min) or a quieter machine",
                 trial.runs_ns.len(),
                 trial.name,
                 GAIN_MIN * 100.0
