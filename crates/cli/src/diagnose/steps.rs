@@ -36,7 +36,7 @@ pub struct Steps<'a> {
 }
 
 impl<'a> Steps<'a> {
-    /// The schedule and the basis are decided on after the run for the budget.
+    /// Makes runs that decide on the schedule and the basis after the run for the budget.
     pub fn new(
         args: &'a Args,
         recipes: &'a [Recipe],
