@@ -59,7 +59,6 @@ static double swap(char *at, size_t bytes) {
 static void read_file(int file) {
     static char buffer[1 << 20];
     for (off_t at = 0; pread(file, buffer, sizeof buffer, at) > 0; at += sizeof buffer) {}
-    compute();
 }
 
 // Memory in pieces, then put together by order of the writer.
