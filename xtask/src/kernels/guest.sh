@@ -143,7 +143,11 @@ rows() {
     row run 100 5.10 5.10 '"$PAGETAX" run tlb-gather --set size=8M,count=20000 --fault-latency'
     row "stat, hatstat" 200 5.10 5.10 '
         "$PAGETAX" calibrate --quick >calibration
-        python3 -c "while True: bytearray(b\"x\") * (8 << 20)" & busy=$!
+        python3 -c "
+import mmap
+page = b\"x\" * (8 << 20)
+while True:
+    with mmap.mmap(-1, len(page)) as memory: memory.write(page)" & busy=$!
         code=0
         "$PAGETAX" stat 1 4 --json=stat.json || code=$?
         kill $busy
