@@ -24,7 +24,7 @@ Examples:
   pagetax stat 5 12                       one minute, in lines of 5 seconds
   pagetax stat -p 1234,1240 1             two processes that run already
   pagetax stat --cgroup /system.slice 1   a cgroup, and those below it
-  pagetax stat --record day.stat.gz 1     keep what is seen, about 1 MB an hour
+  pagetax stat --record day.stat.gz 1     keep what is seen, some 0.4 MB an hour
   pagetax stat day.stat.gz                show it again
   pagetax stat 1 --stream | jq .culprits  a JSON object each second";
 
