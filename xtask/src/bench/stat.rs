@@ -71,7 +71,7 @@ pub fn run(parts: &[String]) -> Result<Outcome> {
         .context("install gcc")?;
     let file = folder.path().join("file");
     // A hole is read without a disk, so that reclaim is much of the work.
-    fs::File::create(&file)?.set_len(4 * MIB << 20)?;
+    fs::File::create(&file)?.set_len((4 * MIB) << 20)?;
     let (mut rows, mut results, mut worst) = (Vec::new(), Vec::new(), 0f64);
     let chosen = |load: &&StatLoad| parts.is_empty() || parts.iter().any(|part| part == load.name);
     for load in LOADS.iter().filter(chosen) {
