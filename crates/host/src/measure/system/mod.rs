@@ -227,6 +227,9 @@ impl SystemWatch {
         let own_cpu_ns = now.own_cpu_ns.saturating_sub(before.own_cpu_ns);
         let samples = self.collector.as_mut().map(SystemCollector::take).map_err(|why| why.clone());
         let allocations = self.allocations(samples.as_ref().ok());
+        // Ids are used again, so only processes of this interval stay known.
+        self.processes
+            .retain(|pid, _| samples.as_ref().is_ok_and(|s| s.processes.contains_key(pid)));
         let of_allocator = |pid: &u32| Some((*pid, self.processes.get(pid)?.clone()?));
         Observation {
             end_unix_ms: SystemTime::now()
