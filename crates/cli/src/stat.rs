@@ -32,11 +32,11 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(before_help = EXAMPLES)]
 pub struct Args {
-    /// SystemWatch these processes only
+    /// Watch these processes only
     #[arg(short = 'p', value_name = "PID,…", value_delimiter = ',', value_parser = pid)]
     pids: Vec<u32>,
 
-    /// SystemWatch a cgroup, version 1 or 2, and those below it: its path below the mount
+    /// Watch a cgroup, version 1 or 2, and those below it: its path below the mount
     #[arg(long, value_name = "PATH", conflicts_with = "pids")]
     cgroup: Option<String>,
 

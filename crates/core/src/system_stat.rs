@@ -64,9 +64,13 @@ impl SystemInterval {
     }
 }
 
-/// Returns how many huge pages of 2^9 base pages the free blocks of 2^index base pages hold.
+/// A huge page has 2^HUGE_ORDER base pages, on x86-64 with its base pages of 4 KiB.
+const HUGE_ORDER: usize = 9;
+
+/// Returns how many huge pages the free blocks of 2^index base pages hold.
 pub fn huge_blocks(free_blocks: &[u64]) -> u64 {
-    free_blocks.iter().enumerate().skip(9).map(|(order, count)| count << (order - 9)).sum()
+    let large = free_blocks.iter().enumerate().skip(HUGE_ORDER);
+    large.map(|(order, count)| count << (order - HUGE_ORDER)).sum()
 }
 
 /// A process that caused a part of a daemon's time.

@@ -3,8 +3,8 @@
 //! Reads /proc once, and walks no page table. So the tables of a mapping have bounds: they are at most those
 //! that the mapping can have, and at least the process's tables less those that its other mappings can have.
 
-use crate::measure::system::{DAEMONS, Daemon, Process, ProcessTotals, Scope, daemons};
-use crate::procfs::{MapsLine, Root, maps, online_cpus, process_memory, schedstat};
+use crate::measure::system::{DAEMONS, Daemon, Process, ProcessTotals, Scope, daemon_ns, daemons};
+use crate::procfs::{MapsLine, Root, maps, online_cpus, process_memory};
 use pagetax_core::calibration::{Calibration, FaultKind};
 use pagetax_core::counter::{Reading, Unit, UnitReading};
 use pagetax_core::hatstat::{HatCost, HatProcess, HatStat, SharedMapping};
@@ -133,13 +133,7 @@ fn less(all: Reading, part: Reading) -> Reading {
 
 fn daemon_cost(root: &Root, known: &[Daemon], index: usize) -> HatCost {
     let (name, _) = DAEMONS[index];
-    let of_name = known.iter().filter(|(of, _)| *of == index);
-    let times: Vec<u64> =
-        of_name.filter_map(|(_, pid)| Some(schedstat(root, *pid, None).ok()?.0)).collect();
-    let total = match times.is_empty() {
-        true => Reading::Missing(format!("no {name} is visible in /proc")),
-        false => Reading::Measured(times.iter().sum()),
-    };
+    let total = daemon_ns(root, known, index).map_or_else(Reading::Missing, Reading::Measured);
     let no_count = || Reading::Missing("its time is known as a whole".into());
     HatCost::new(name, "cpu", no_count(), no_count(), total, "by schedstat")
 }

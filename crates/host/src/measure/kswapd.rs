@@ -4,8 +4,8 @@
 //! certain only if counters of this interval show it. What cannot be read is listed as missing, and nothing
 //! rests on it.
 
-use crate::measure::system::daemons;
-use crate::procfs::{Fragmentation, Root, schedstat};
+use crate::measure::system::{daemon_ns, daemons};
+use crate::procfs::{Fragmentation, Root};
 use pagetax_core::explain::{KswapdCause, KswapdDecision};
 use pagetax_core::system_stat::huge_blocks;
 use pagetax_core::units::Bytes;
@@ -80,17 +80,10 @@ impl KswapdCounters {
             missing.push(why);
             Vec::new()
         });
-        let kswapd: Vec<u64> = daemons(root)
-            .into_iter()
-            .filter(|(index, _)| *index == 0)
-            .filter_map(|(_, pid)| Some(schedstat(root, pid, None).ok()?.0))
-            .collect();
-        if kswapd.is_empty() {
-            missing.push("no kswapd is visible in /proc".into());
-        }
+        let kswapd_ns = daemon_ns(root, &daemons(root), 0).map_err(|why| missing.push(why)).ok();
         KswapdCounters {
             taken: Instant::now(),
-            kswapd_ns: (!kswapd.is_empty()).then(|| kswapd.iter().sum()),
+            kswapd_ns,
             vmstat,
             meminfo,
             zones,

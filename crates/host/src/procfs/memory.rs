@@ -91,6 +91,14 @@ pub fn memory_cgroup(root: &Root, pid: u32) -> Result<BTreeMap<String, Reading>,
     Ok(readings)
 }
 
+/// Returns the lines of a /proc/PID/cgroup: controllers, of which version 2 names none, and the path.
+pub fn cgroup_paths(text: &str) -> impl Iterator<Item = (&str, &str)> {
+    text.lines().filter_map(|line| {
+        let mut parts = line.splitn(3, ':').skip(1);
+        Some((parts.next()?, parts.next()?))
+    })
+}
+
 /// Reads a file of a process's cgroup of one controller: `v2_file` or `v1_file` by the cgroup's version.
 /// Returns its path and its text.
 pub fn cgroup_file(
@@ -101,9 +109,7 @@ pub fn cgroup_file(
     v1_file: &str,
 ) -> Option<(String, String)> {
     let text = root.text(&format!("/proc/{pid}/cgroup")).ok()?;
-    let mut candidates = text.lines().filter_map(|line| {
-        let mut parts = line.splitn(3, ':').skip(1);
-        let (controllers, path) = (parts.next()?, parts.next()?);
+    let mut candidates = cgroup_paths(&text).filter_map(|(controllers, path)| {
         let (mount, file) = match controllers {
             "" => ("/sys/fs/cgroup".into(), v2_file),
             named if named.split(',').any(|name| name == controller) => {
@@ -125,9 +131,7 @@ pub fn cgroup_file(
 /// there is no limit, or that the cgroups cannot be read.
 pub fn memory_limit(root: &Root, pid: u32) -> Option<u64> {
     let text = root.text(&format!("/proc/{pid}/cgroup")).ok()?;
-    let limits = text.lines().filter_map(|line| {
-        let mut parts = line.splitn(3, ':').skip(1);
-        let (controllers, path) = (parts.next()?, parts.next()?);
+    let limits = cgroup_paths(&text).filter_map(|(controllers, path)| {
         let (mount, file) = match controllers {
             "" => ("/sys/fs/cgroup", "memory.max"),
             named if named.split(',').any(|name| name == "memory") => {

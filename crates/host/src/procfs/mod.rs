@@ -17,7 +17,7 @@ mod system;
 
 pub use cpus::{CpuList, NoCpuList, online_cpus};
 pub use maps::{MapsLine, line as maps_line, maps};
-pub use memory::{Fragmentation, cgroup_file, memory_cgroup, memory_limit};
+pub use memory::{Fragmentation, cgroup_file, cgroup_paths, memory_cgroup, memory_limit};
 pub use system::SystemSnapshot;
 
 use pagetax_core::counter::Reading;

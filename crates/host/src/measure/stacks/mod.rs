@@ -12,12 +12,13 @@ mod record;
 mod symbols;
 mod timeline;
 
+pub(in crate::measure) use record::{RingSource, lost};
 pub use symbols::{Detail, Symbols, Wait, Work};
 pub use timeline::{MainLine, TaskState, Timeline};
 
 use crate::procfs::{Root, online_cpus};
 use crate::sys::perf::{self, Event, EventKind, EventSpec, Ring, Sampling, monotonic_ns};
-use record::{RingSource, TaskRecord};
+use record::TaskRecord;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;

@@ -29,7 +29,7 @@ pub fn cost(seen: &Observation, calibration: Result<&Calibration, &str>) -> Syst
     interval.put("huge_fallback_ns", fallback(seen, calibration));
     interval.put("vm_cpu_ns", tax(seen, &interval.budget));
     interval.put("own_cpu_ns", Reading::Measured(seen.own_cpu_ns));
-    let samples = seen.samples.as_ref().map(|s| s.processes.values().map(|c| c.samples()).sum());
+    let samples = seen.samples.as_ref().map(SystemSamples::count);
     interval.put("sample_count", reading(&samples.map_err(Clone::clone)));
     interval
 }
@@ -64,7 +64,7 @@ fn missing_rows(ledger: &mut Ledger, why: &str) {
 /// Divides the tasks' time as their stacks are divided.
 fn from_stacks(ledger: &mut Ledger, tasks_ns: u64, samples: &SystemSamples) {
     let count = |row: usize| samples.processes.values().map(|counts| counts.rows[row]).sum::<u64>();
-    let all: u64 = samples.processes.values().map(|counts| counts.samples()).sum();
+    let all = samples.count();
     let lost = match samples.lost_count {
         0 => String::new(),
         lost => format!("; {lost} records were lost"),
@@ -108,7 +108,7 @@ fn tax(seen: &Observation, budget: &Budget) -> Reading {
         let rows = ROWS.iter().zip(counts.rows).filter(|(row, _)| is_tax(row.id()));
         rows.map(|(_, count)| count).sum::<u64>()
     };
-    let all: u64 = samples.processes.values().map(TaskCounts::samples).sum();
+    let all = samples.count();
     let (low, high) = match all {
         0 => (0.0, 1.0),
         _ => share_bounds(samples.processes.values().map(taxed).sum(), all),
@@ -127,7 +127,9 @@ fn from_faults(
 ) {
     missing_rows(ledger, &format!("no stacks: {why}"));
     let event = |id: &str| seen.totals.events.get(id)?.as_ref().ok().copied();
-    let kernel_ns = seen.totals.kernel_ns.clone().unwrap_or(0);
+    // Without the kernel's share, all CPU time is the limit: an unknown one is not 0.
+    let kernel_ns = seen.totals.kernel_ns.as_ref().or(seen.totals.cpu_ns.as_ref());
+    let kernel_ns = kernel_ns.map_or(0, |ns| *ns);
     let costs = calibration
         .zip(event("minor_fault_count"))
         .and_then(|(c, count)| FaultCosts::of(c, count, event("huge_fault_count").unwrap_or(0)));

@@ -14,7 +14,7 @@ pub use cost::cost;
 pub use samples::{ROWS, Row, SystemSamples, TaskCounts, WAITS};
 pub use scope::{Count, ProcessTotals, Scope, ScopeTotals};
 
-use crate::procfs::{Fragmentation, Root, schedstat};
+use crate::procfs::{Fragmentation, Root, cgroup_paths, schedstat};
 use crate::sys::perf::monotonic_ns;
 use pagetax_core::system_stat::huge_blocks;
 use samples::SystemCollector;
@@ -60,11 +60,8 @@ impl Process {
     /// Returns its memory cgroup, or that of version 2.
     pub fn memory_cgroup(&self) -> Option<String> {
         let path = |wanted: &dyn Fn(&str) -> bool| {
-            let mut lines = self.cgroups.lines().filter_map(|line| {
-                let mut parts = line.splitn(3, ':').skip(1);
-                Some((parts.next()?, parts.next()?))
-            });
-            lines.find(|(controllers, _)| wanted(controllers)).map(|(_, path)| path.to_string())
+            let found = cgroup_paths(&self.cgroups).find(|(controllers, _)| wanted(controllers));
+            found.map(|(_, path)| path.to_string())
         };
         path(&|controllers| controllers.split(',').any(|name| name == "memory"))
             .or_else(|| path(&str::is_empty))
@@ -208,8 +205,7 @@ impl SystemWatch {
         let before = std::mem::replace(&mut self.before, now);
         let now = &self.before;
         let elapsed_ns = now.time_ns.saturating_sub(before.time_ns);
-        let cpus_ns =
-            elapsed_ns * std::thread::available_parallelism().map_or(1, usize::from) as u64;
+        let threads = |index| self.daemons.iter().filter(|(of, _)| *of == index).count() as u64;
         let since = |now: &Count, then: &Count| match (now, then) {
             (Ok(now), Ok(then)) => Ok(now.saturating_sub(*then)),
             (Err(why), _) | (_, Err(why)) => Err(why.clone()),
@@ -221,8 +217,10 @@ impl SystemWatch {
             kernel_ns: since(&now.totals.kernel_ns, &before.totals.kernel_ns),
             events: now.totals.events.iter().map(event).collect::<BTreeMap<_, _>>(),
         };
-        let daemon =
-            |i: usize| since(&now.daemons_ns[i], &before.daemons_ns[i]).map(|ns| ns.min(cpus_ns));
+        let daemon = |index: usize| {
+            let ns = since(&now.daemons_ns[index], &before.daemons_ns[index]);
+            ns.map(|ns| ns.min(elapsed_ns * threads(index)))
+        };
         let (daemons_ns, free_blocks) = ([0, 1, 2].map(daemon), now.free_blocks.clone());
         let own_cpu_ns = now.own_cpu_ns.saturating_sub(before.own_cpu_ns);
         let samples = self.collector.as_mut().map(SystemCollector::take).map_err(|why| why.clone());
@@ -279,17 +277,17 @@ impl Moment {
             time_ns: monotonic_ns(),
             own_cpu_ns: own.tv_sec as u64 * 1_000_000_000 + own.tv_nsec as u64,
             totals: scope.totals(root, processes),
-            daemons_ns: [0, 1, 2].map(|index| daemon_ns(root, scope, daemons, index)),
+            daemons_ns: [0, 1, 2].map(|index| match scope {
+                Scope::System => daemon_ns(root, daemons, index),
+                _ => Err("the kernel's daemons work for the whole system".into()),
+            }),
             free_blocks: free,
         }
     }
 }
 
 /// Returns the CPU time of the daemons of one name, one for each memory node.
-fn daemon_ns(root: &Root, scope: &Scope, daemons: &[Daemon], index: usize) -> Count {
-    if *scope != Scope::System {
-        return Err("the kernel's daemons work for the whole system".into());
-    }
+pub(in crate::measure) fn daemon_ns(root: &Root, daemons: &[Daemon], index: usize) -> Count {
     let of_name = daemons.iter().filter(|(of, _)| *of == index);
     let mut times = of_name.map(|(_, pid)| Ok(schedstat(root, *pid, None)?.0)).peekable();
     if times.peek().is_none() {

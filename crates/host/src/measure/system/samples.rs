@@ -3,7 +3,7 @@
 //! Invariants: the collector keeps counts, not samples. It has no thread of its own, so its caller has to
 //! [`look`](SystemCollector::look) at least five times a second.
 
-use crate::measure::stacks::{Detail, Symbols, Wait, Work};
+use crate::measure::stacks::{Detail, RingSource, Symbols, Wait, Work, lost};
 use crate::procfs::{Root, online_cpus};
 use crate::sys::perf::{
     self, Event, EventKind, EventSpec, PerfRecord, Ring, Sampling, monotonic_ns,
@@ -109,6 +109,11 @@ pub struct SystemSamples {
 }
 
 impl SystemSamples {
+    /// Returns the number of samples of all processes.
+    pub fn count(&self) -> u64 {
+        self.processes.values().map(TaskCounts::samples).sum()
+    }
+
     /// Adds those of the next interval. Waits that were not seen once are not known.
     pub fn add(&mut self, next: &SystemSamples) {
         for (pid, counts) in &next.processes {
@@ -127,20 +132,12 @@ struct Open {
     since_ns: u64,
 }
 
-/// The event that fills a ring.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum SampleSource {
-    Clock,
-    Switch,
-    Records,
-}
-
 /// The open events of all CPUs. Dropping it closes them.
 #[derive(Debug)]
 pub struct SystemCollector {
     symbols: &'static Symbols,
     cpus: Vec<u32>,
-    rings: Vec<(SampleSource, Event, Ring)>,
+    rings: Vec<(RingSource, Event, Ring)>,
     processes: HashMap<u32, TaskCounts>,
     open: HashMap<u32, Open>,
     switches: u64,
@@ -154,8 +151,7 @@ impl SystemCollector {
     pub fn start() -> Result<SystemCollector, String> {
         let symbols = Symbols::of_this_kernel()?;
         let cpus = online_cpus(&Root::default())?;
-        let rings =
-            open_all(&[SampleSource::Clock, SampleSource::Switch, SampleSource::Records], &cpus)?;
+        let rings = open_all(&[RingSource::Clock, RingSource::Switch, RingSource::Records], &cpus)?;
         Ok(SystemCollector {
             symbols,
             cpus,
@@ -175,8 +171,8 @@ impl SystemCollector {
         let SystemCollector { rings, symbols, processes, open, switches, lost_count, .. } = self;
         for (source, _, ring) in rings.iter_mut() {
             ring.drain(|record| match record.kind {
-                perf::RECORD_LOST => *lost_count += record.words.get(1).copied().unwrap_or(0),
-                perf::RECORD_SAMPLE if *source == SampleSource::Clock => {
+                perf::RECORD_LOST => *lost_count += lost(&record).unwrap_or(0),
+                perf::RECORD_SAMPLE if *source == RingSource::Clock => {
                     count(processes, symbols, &record)
                 }
                 perf::RECORD_SAMPLE => {
@@ -215,7 +211,7 @@ impl SystemCollector {
         if self.switches * 1_000_000_000 / elapsed_ns > SWITCHES_PER_S_MAX
             && elapsed_ns > 50_000_000
         {
-            self.rings.retain(|(source, ..)| *source == SampleSource::Clock);
+            self.rings.retain(|(source, ..)| *source == RingSource::Clock);
             self.open.clear();
             self.waits = Err(format!(
                 "more than {SWITCHES_PER_S_MAX} context switches a second: their stacks would cost too much"
@@ -245,7 +241,7 @@ impl SystemCollector {
             lost_count: std::mem::take(&mut self.lost_count),
         };
         if samples.waits.is_err() {
-            match open_all(&[SampleSource::Switch, SampleSource::Records], &self.cpus) {
+            match open_all(&[RingSource::Switch, RingSource::Records], &self.cpus) {
                 Ok(rings) => self.rings.extend(rings),
                 Err(why) => self.waits = Err(why),
             }
@@ -287,18 +283,14 @@ fn sample<'a>(record: &PerfRecord<'a>) -> Option<(u32, u32, u64, &'a [u64])> {
 }
 
 fn open_all(
-    sources: &[SampleSource],
+    sources: &[RingSource],
     cpus: &[u32],
-) -> Result<Vec<(SampleSource, Event, Ring)>, String> {
+) -> Result<Vec<(RingSource, Event, Ring)>, String> {
     let each = cpus.iter().flat_map(|cpu| sources.iter().map(|source| (*source, *cpu)));
     each.map(|(source, cpu)| open(source, cpu, cpus.len())).collect()
 }
 
-fn open(
-    source: SampleSource,
-    cpu: u32,
-    cpus: usize,
-) -> Result<(SampleSource, Event, Ring), String> {
+fn open(source: RingSource, cpu: u32, cpus: usize) -> Result<(RingSource, Event, Ring), String> {
     let refused = |error: std::io::Error| {
         format!(
             "perf_event_open ({source:?} on CPU {cpu}): {error} (root, CAP_PERFMON or sysctl \
@@ -308,18 +300,18 @@ fn open(
     let stacks = perf::FIELD_IP | perf::FIELD_TID | perf::FIELD_TIME | perf::FIELD_CALLCHAIN;
     let period_ns = cpus as u64 * 1_000_000_000 / SAMPLES_PER_S;
     let (kind, period, fields): (EventKind, u64, u64) = match source {
-        SampleSource::Clock => (perf::CPU_CLOCK, period_ns, stacks),
-        SampleSource::Switch => (perf::CONTEXT_SWITCH, 1, stacks),
-        SampleSource::Records => (perf::DUMMY, 1, perf::FIELD_TID | perf::FIELD_TIME),
+        RingSource::Clock => (perf::CPU_CLOCK, period_ns, stacks),
+        RingSource::Switch => (perf::CONTEXT_SWITCH, 1, stacks),
+        RingSource::Records => (perf::DUMMY, 1, perf::FIELD_TID | perf::FIELD_TIME),
     };
     let spec = EventSpec {
         pid: -1,
         cpu: cpu as i32,
         sampling: Some(Sampling { period, fields }),
         exclude_kernel: false,
-        exclude_idle: source == SampleSource::Clock,
+        exclude_idle: source == RingSource::Clock,
         exclude_callchain_user: true,
-        task_records: source == SampleSource::Records,
+        task_records: source == RingSource::Records,
         ..EventSpec::new(kind)
     };
     let event = Event::open(&spec).map_err(refused)?;

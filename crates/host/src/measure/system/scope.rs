@@ -1,6 +1,6 @@
 //! What is watched: the whole system, a cgroup or some processes; and the counters that each has.
 
-use crate::procfs::Root;
+use crate::procfs::{Root, cgroup_paths};
 use procfs_core::{MemoryPressure, VmStat};
 use std::collections::{BTreeMap, HashMap};
 
@@ -83,7 +83,7 @@ impl Scope {
                     path.strip_prefix(wanted.trim_end_matches('/'))
                         .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
                 };
-                cgroups.lines().filter_map(|line| line.splitn(3, ':').nth(2)).any(below)
+                cgroup_paths(cgroups).any(|(_, path)| below(path))
             }
         }
     }
@@ -226,8 +226,8 @@ fn of_cgroup(root: &Root, path: &str) -> ScopeTotals {
         ("swap_in_count", of(&["pswpin"])),
         ("swap_out_count", of(&["pswpout"])),
     ]);
-    let file = folders.iter().map(|folder| format!("{folder}/memory.pressure"));
-    let file = file.into_iter().find(|file| root.has(file));
+    let mut files = folders.iter().map(|folder| format!("{folder}/memory.pressure"));
+    let file = files.find(|file| root.has(file));
     events.extend(pressure(root, &file.unwrap_or_else(|| "memory.pressure of the cgroup".into())));
     ScopeTotals {
         cpu_ns: micros("usage_usec").or_else(|_| number("cpuacct.usage")),
