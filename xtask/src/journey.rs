@@ -60,8 +60,14 @@ impl Journey {
     fn diagnose(&mut self) -> Result<String> {
         fs::write(self.home.path().join("names.py"), PROGRAM)?;
         self.say("Diagnose a program, a Python script that looks up two million names:");
-        let report = self.step("pagetax diagnose -- python3 names.py", "~")?;
+        let mut report = self.step("pagetax diagnose -- python3 names.py", "~")?;
         self.end();
+        if report.contains("--side-by-side") {
+            // The speed of this machine varies too much; a newcomer follows the report's advice.
+            self.say("The answer was left open. Ask again as the report says:");
+            report = self.step("pagetax diagnose --side-by-side -- python3 names.py", "~")?;
+            self.end();
+        }
         Ok(report)
     }
 

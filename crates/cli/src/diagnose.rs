@@ -25,7 +25,7 @@ use pagetax_host::launch::program::Program;
 use pagetax_host::measure::budget::{Totals, Translation, Watched, budget};
 use pagetax_host::measure::calibrate::cached;
 use pagetax_host::measure::environment::environment;
-use pagetax_host::measure::trial::rounds::{self, Ended, Rounds, Schedule};
+use pagetax_host::measure::trial::rounds::{self, Ended, Schedule};
 use pagetax_host::measure::trial::{self, Finished, Peak, TrialCommand};
 use pagetax_host::pages::base_page;
 use pagetax_host::pages::mechanism::{self, Conditions};
@@ -126,6 +126,11 @@ pub struct Args {
 /// The page sizes to try when none are given.
 const SIZES: [&str; 4] = ["4K,64K,2M", "stack=2M", "text=2M", "heap=2M,stack=2M,text=2M"];
 
+/// What may settle a verdict that the runs left open, where they shared a CPU and where they did not.
+const MORE_TIME: &str = "give it more time (--time 10min) or a quieter machine";
+const SHARED_CPU: &str = "compare runs that share a CPU (--side-by-side) if it may run several times at \
+                          once, or give it more time (--time 10min)";
+
 /// Runs `pagetax diagnose -- COMMAND`.
 pub fn run(args: Args) -> Result<ExitCode> {
     let tunables = std::env::var("GLIBC_TUNABLES").ok();
@@ -160,14 +165,16 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let Steps { launch, scratch, hashes, watched, .. } = steps;
     let is_time_up = rounds.ended == Ended::TimeUp;
     let stopping = if is_time_up { Stopping::TimeUp } else { stopping };
-    let mut diagnosis = diagnosis_of(&launch, &recipes, skipped, &rounds, stopping, basis.get());
+    let remedies = if args.side_by_side { MORE_TIME } else { SHARED_CPU };
+    let trials = trials_of(&recipes, &rounds.finished, stopping, basis.get());
+    let verdict = judge(&trials, basis.get(), remedies);
+    let mut diagnosis = diagnosis_of(&launch, &recipes, skipped, trials, verdict, basis.get());
     diagnosis.side_by_side = schedule.side_by_side.get();
     let budget = |(run, watched): (Finished, Watched)| {
         budget_of(&run, &watched, &diagnosis.trials, recorded)
     };
     diagnosis.budget = watched.map(budget);
     diagnosis.warnings = warnings::of(&diagnosis, &rounds, &hashes, &scratch);
-    diagnosis.warnings.extend((!args.side_by_side).then(|| warnings::varies(&diagnosis)).flatten());
     args.formats.print(&diagnosis, if args.full { diagnosis::full } else { diagnosis::render })?;
     Ok(match rounds.ended {
         Ended::Interrupted => exit::INTERRUPTED.into(),
@@ -328,14 +335,12 @@ fn diagnosis_of(
     launch: &TrialCommand,
     recipes: &[Recipe],
     skipped: Vec<Skipped>,
-    rounds: &Rounds<Finished>,
-    stopping: Stopping,
+    trials: Vec<Trial>,
+    mut verdict: Verdict,
     basis: Basis,
 ) -> Diagnosis {
-    let trials = trials_of(recipes, &rounds.finished, stopping, basis);
     let command: Vec<String> =
         launch.argv.iter().map(|word| word.to_string_lossy().into_owned()).collect();
-    let mut verdict = judge(&trials, basis);
     let winner = recipes.iter().find(|r| Some(r.mechanism.name()) == verdict.winner);
     if let Some(winner) = winner.filter(|_| launch.argv.iter().all(|word| word.to_str().is_some()))
     {

@@ -243,8 +243,8 @@ fn worth(trial: &Trial, as_is: &Trial) -> Worth {
 }
 
 /// Returns the winner, if there is one, and the reason. Trials come in the order of intrusion: of those that
-/// do not differ significantly, the first wins.
-pub fn judge(trials: &[Trial], basis: Basis) -> Verdict {
+/// do not differ significantly, the first wins. A verdict that is open names `remedies`.
+pub fn judge(trials: &[Trial], basis: Basis, remedies: &str) -> Verdict {
     let none = |reason: String| Verdict { reason, ..Verdict::default() };
     let Some(as_is) = trials.iter().find(|t| t.name == AS_IS) else {
         return none(
@@ -261,7 +261,7 @@ pub fn judge(trials: &[Trial], basis: Basis) -> Verdict {
     let gains = || others().filter(|t| worth(t, as_is) == Worth::Gain);
     let value = |t: &Trial| t.speedup.map_or(0.0, |s| s.value);
     let Some(best) = gains().max_by(|a, b| value(a).total_cmp(&value(b))) else {
-        return none(why_none(as_is, trials));
+        return none(why_none(as_is, trials, remedies));
     };
     let alike = |t: &&Trial| t.speedup.is_some_and(|s| s.high >= value(best));
     let winner = gains().find(alike).unwrap_or(best);
@@ -312,7 +312,7 @@ fn memory_words(growth: Option<f64>) -> String {
     }
 }
 
-fn why_none(as_is: &Trial, trials: &[Trial]) -> String {
+fn why_none(as_is: &Trial, trials: &[Trial], remedies: &str) -> String {
     let others: Vec<_> = trials.iter().filter(|t| is_candidate(t)).collect();
     if others.is_empty() {
         return "no other page size could be tried".into();
@@ -346,7 +346,7 @@ fn why_none(as_is: &Trial, trials: &[Trial]) -> String {
         _ => match (open_trial(trials), others.iter().find(|t| took_mostly(t))) {
             (Some((trial, speedup)), _) => format!(
                 "undecided after {} rounds: `{}` runs the command {speedup} times as fast, so a gain of {:.0} % is \
-                 neither shown nor ruled out; give it more time (--time 10min) or a quieter machine",
+                 neither shown nor ruled out; {remedies}",
                 trial.runs_ns.len(),
                 trial.name,
                 GAIN_MIN * 100.0
@@ -443,7 +443,7 @@ mod tests {
 
     fn verdict(mut trials: Vec<Trial>) -> Verdict {
         compare_trials(&mut trials, Stopping::Fixed, Basis::Elapsed);
-        judge(&trials, Basis::Elapsed)
+        judge(&trials, Basis::Elapsed, "give it more time")
     }
 
     /// Returns a trial that may be faster or slower.

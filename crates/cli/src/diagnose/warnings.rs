@@ -1,9 +1,7 @@
 //! Warnings about a diagnosis, each with a hint.
 
 use super::scratch::{Hashes, Scratch};
-use pagetax_core::diagnosis::{
-    AS_IS, CHECK, Diagnosis, Trial, queued, tax_disagreement, undecided,
-};
+use pagetax_core::diagnosis::{AS_IS, CHECK, Diagnosis, Trial, queued, tax_disagreement};
 use pagetax_core::report::Warning;
 use pagetax_core::stats::outliers;
 use pagetax_core::units::Nanos;
@@ -105,19 +103,6 @@ fn far_off(trial: &Trial) -> Option<Warning> {
         ),
         remedy,
     ))
-}
-
-/// Returns a warning if the runs leave it open whether a trial gains, where side by side they might not.
-pub fn varies(diagnosis: &Diagnosis) -> Option<Warning> {
-    let is_open =
-        diagnosis.verdict.winner.is_none() && undecided(&diagnosis.trials).contains(&true);
-    is_open.then(|| {
-        warning(
-            "runs_vary",
-            "runs of one trial differ by more than the gains that are asked for",
-            "--side-by-side compares runs that share a CPU, if the command may run several times at once",
-        )
-    })
 }
 
 fn few_or_short(diagnosis: &Diagnosis) -> Option<Warning> {

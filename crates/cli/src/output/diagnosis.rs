@@ -364,7 +364,7 @@ mod tests {
 
     fn diagnosis(command: &str, mut trials: Vec<Trial>) -> Diagnosis {
         compare_trials(&mut trials, Stopping::Fixed, Basis::Elapsed);
-        let mut verdict = judge(&trials, Basis::Elapsed);
+        let mut verdict = judge(&trials, Basis::Elapsed, "");
         if verdict.winner.is_some() {
             let line = format!("pagetax ppgsz -o 'heap=2M' {command}");
             verdict.systemd = vec!["WorkingDirectory=/home/u".into(), format!("ExecStart={line}")];
