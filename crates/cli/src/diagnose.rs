@@ -2,6 +2,7 @@
 //!
 //! The command's own output never mixes with the report; the exit status is the command's own.
 
+mod live;
 mod scratch;
 mod steps;
 mod warnings;
@@ -47,6 +48,7 @@ Examples:
   pagetax diagnose -- sort -S 2G big.txt                 what would larger pages do for sort?
   pagetax diagnose --runs 10 -- python3 report.py        tighter intervals
   pagetax diagnose --side-by-side -- python3 report.py   on a machine whose speed varies
+  pagetax diagnose -p 1234                               a process that runs already: nothing restarts
   pagetax diagnose --pages 4K,2M,hugetlb:2M -- ./server  also pages of the hugetlb pool
   pagetax diagnose --json=before.json -- ./job           to compare later: pagetax compare";
 
@@ -116,6 +118,9 @@ pub struct Args {
     ignore_failure: bool,
 
     #[command(flatten)]
+    live: live::LiveArgs,
+
+    #[command(flatten)]
     formats: Outputs<Diagnosis>,
 
     /// The command and its arguments; without one, the built-in job tlb-gather
@@ -133,6 +138,9 @@ const SHARED_CPU: &str = "compare runs that share a CPU (--side-by-side) if it m
 
 /// Runs `pagetax diagnose -- COMMAND`.
 pub fn run(args: Args) -> Result<ExitCode> {
+    if !args.live.pids.is_empty() {
+        return live::run(&args.live, &args.formats.for_kind());
+    }
     let tunables = std::env::var("GLIBC_TUNABLES").ok();
     let (recipes, skipped) = recipes(&args, tunables.as_deref(), &PageSettings::host())?;
     let recorded = args.trace.as_deref().map(recorded).transpose()?;

@@ -26,7 +26,7 @@ pub const BASE: &str = "base";
 pub const CHECK: &str = "check";
 
 /// Gains below 2 % are not worth a change of settings.
-const GAIN_MIN: f64 = 0.02;
+pub const GAIN_MIN: f64 = 0.02;
 /// Memory may grow by this many times the gain: a command that is 1.02 times as fast may need 10 %
 /// more memory, one that is 1.3 times as fast may need 150 % more.
 const GROWTH_PER_GAIN: f64 = 5.0;

@@ -21,6 +21,7 @@ pub mod expression;
 pub mod finding;
 pub mod hatstat;
 pub mod job;
+pub mod live_tax;
 pub mod machine;
 pub mod network_memory;
 pub mod page_size;

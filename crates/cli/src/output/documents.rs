@@ -22,6 +22,7 @@ use pagetax_core::diagnosis::Diagnosis;
 use pagetax_core::document::Document;
 use pagetax_core::explain::Explanations;
 use pagetax_core::hatstat::HatStat;
+use pagetax_core::live_tax::LiveTax;
 use pagetax_core::report::Runs;
 use pagetax_core::system_stat::SystemStat;
 use pagetax_host::measure::doctor::Doctor;
@@ -79,6 +80,7 @@ documents! {
     HatStat: [],
     HugePageAnswers: [],
     JobCatalog: [],
+    LiveTax: [],
     MachineCatalog: [],
     MissCurves: [("csv", "the curves as CSV", misscurve::csv)],
     PageMapDiff: [],

@@ -12,6 +12,7 @@ pub mod diagnosis;
 pub mod documents;
 pub mod explain;
 pub mod hatstat;
+pub mod live_tax;
 pub mod misscurve;
 pub mod pagemap;
 pub mod pages;

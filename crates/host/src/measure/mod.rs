@@ -7,6 +7,7 @@ pub mod doctor;
 pub mod environment;
 pub mod hatstat;
 pub mod kswapd;
+pub mod live;
 pub mod perf;
 pub mod stacks;
 pub mod system;

@@ -12,13 +12,14 @@ use super::target::{Refusal, Target};
 use crate::pages::pagemap::{self, Mapping, PageMap, Segment};
 use crate::sys::mapping::{OwnedMapping as Memory, Request, Source};
 use crate::sys::remote;
-use pagetax_core::page_size::{How, MemoryPart, PartSizes};
+use pagetax_core::page_size::{How, MemoryPart, PageSizeRequest, PartSizes};
 use pagetax_core::units::PageSize;
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::io;
+use std::ops::Range;
 use std::os::fd::AsFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A stop begins no further call after this long. A call takes 0.5 ms, and up to 6 where the kernel has
 /// to look for memory, or to wait for its own threads on other CPUs; it cannot be cut short.
@@ -73,6 +74,9 @@ pub struct Outcome {
     /// The number and length of the target's stops.
     #[serde(skip)]
     pub stops: Stops,
+    /// The longest call: threads that touch its memory wait for it.
+    #[serde(skip)]
+    pub call_max: Duration,
 }
 
 impl Outcome {
@@ -85,6 +89,7 @@ impl Outcome {
             self.fail(part, cause, bytes);
         }
         self.stops.all.extend(later.stops.all);
+        self.call_max = self.call_max.max(later.call_max);
     }
 
     pub(super) fn fail(&mut self, part: MemoryPart, cause: Cause, bytes: u64) {
@@ -170,6 +175,98 @@ pub fn undo(
     });
     Reach::of(target)?.change(&split, base.bytes(), remote::RemoteAdvice::Cold, &mut changed);
     Ok(changed)
+}
+
+/// The smallest share of a block that is there already. What lacks is filled with zeros by a collapse, and stays.
+const THERE_MIN: f64 = 0.9;
+
+/// Blocks of a huge page's size that are nearly full of base pages.
+#[derive(Debug)]
+pub struct FullBlocks {
+    chunks: Vec<Chunk>,
+    huge: PageSize,
+    base: PageSize,
+}
+
+impl FullBlocks {
+    /// Finds the blocks of anonymous memory, those of the largest mappings first, up to so many bytes.
+    pub fn of(map: &PageMap, huge: PageSize, bytes_max: u64) -> FullBlocks {
+        let request = PageSizeRequest::preferred(huge);
+        let parts = PartSizes::of(&[MemoryPart::Heap, MemoryPart::Anon], request);
+        let mut chunks = chunks(map, huge, |mapping| asked(&parts, mapping, |size| size == huge));
+        chunks.retain(|chunk| chunk.bytes as f64 >= THERE_MIN * huge.bytes() as f64);
+        let length = |chunk: &Chunk| {
+            let holds = |m: &&Mapping| m.start.0 <= chunk.start && chunk.start < m.end.0;
+            map.mappings.iter().find(holds).map_or(0, Mapping::bytes)
+        };
+        chunks.sort_by_cached_key(|chunk| (std::cmp::Reverse(length(chunk)), chunk.start));
+        chunks.truncate((bytes_max / huge.bytes()) as usize);
+        FullBlocks { chunks, huge, base: map.base_page }
+    }
+
+    /// Returns the bytes of all blocks.
+    pub fn bytes(&self) -> u64 {
+        self.chunks.len() as u64 * self.huge.bytes()
+    }
+
+    /// Returns the bytes by which the process grows if all blocks are collapsed.
+    pub fn growth_bytes(&self) -> u64 {
+        self.bytes() - self.chunks.iter().map(|chunk| chunk.bytes).sum::<u64>()
+    }
+
+    /// Leaves out the blocks after the first `bytes`.
+    pub fn truncate(&mut self, bytes: u64) {
+        self.chunks.truncate((bytes / self.huge.bytes()) as usize);
+    }
+
+    /// Returns the first blocks, of so many bytes in all but at least one.
+    pub fn first(&self, bytes: u64) -> FullBlocks {
+        let count = self.chunks.len().min((bytes / self.huge.bytes()).max(1) as usize);
+        FullBlocks { chunks: self.chunks[..count].to_vec(), ..*self }
+    }
+
+    /// Returns the bytes of these blocks that a page map shows on huge pages.
+    pub fn bytes_on_huge_pages(&self, map: &PageMap) -> u64 {
+        let huge = huge_runs(map, self.huge, |_| Some(MemoryPart::Anon));
+        let starts: HashSet<u64> = huge.iter().map(|chunk| chunk.start).collect();
+        let count = self.chunks.iter().filter(|chunk| starts.contains(&chunk.start)).count();
+        count as u64 * self.huge.bytes()
+    }
+
+    /// Collapses each block to a huge page.
+    pub fn collapse(&self, target: &Target) -> Result<Outcome, Refusal> {
+        self.call(target, self.huge.bytes(), remote::RemoteAdvice::Collapse)
+    }
+
+    /// Splits the huge page of each block.
+    pub fn split(&self, target: &Target) -> Result<Outcome, Refusal> {
+        // A part of a huge page that is not needed soon splits it.
+        self.call(target, self.base.bytes(), remote::RemoteAdvice::Cold)
+    }
+
+    /// Returns true if a block overlaps a range of addresses.
+    pub fn touch(&self, range: &Range<u64>) -> bool {
+        let overlaps = |chunk: &Chunk| {
+            chunk.start < range.end && range.start < chunk.start + self.huge.bytes()
+        };
+        self.chunks.iter().any(overlaps)
+    }
+
+    /// Makes as many calls and stops, which change nothing.
+    pub fn pretend(&self, target: &Target) -> Result<Outcome, Refusal> {
+        self.call(target, 0, remote::RemoteAdvice::Cold)
+    }
+
+    fn call(
+        &self,
+        target: &Target,
+        len: u64,
+        advice: remote::RemoteAdvice,
+    ) -> Result<Outcome, Refusal> {
+        let mut outcome = Outcome::default();
+        Reach::of(target)?.change(&self.chunks, len, advice, &mut outcome);
+        Ok(outcome)
+    }
 }
 
 /// Returns the part of a mapping of anonymous memory, if its requested size is `wanted`.
@@ -265,17 +362,20 @@ impl Reach<'_> {
     ) {
         let mut rest = chunks;
         while let Some(first) = rest.first() {
+            let begun = Instant::now();
             let done = match self {
                 Reach::Remote(target) => vec![remotely(target, first.start, len, advice)],
                 Reach::Injected(injector) => {
                     if advice == remote::RemoteAdvice::Collapse {
                         warm_up(len as usize);
                     }
-                    let done = in_one_stop(injector, rest, len, advice, &mut changed.stops);
-                    std::thread::sleep(GAP);
-                    done
+                    in_one_stop(injector, rest, len, advice, &mut changed.stops)
                 }
             };
+            changed.call_max = changed.call_max.max(begun.elapsed() / done.len().max(1) as u32);
+            if let Reach::Injected(_) = self {
+                std::thread::sleep(GAP);
+            }
             for (chunk, result) in rest.iter().zip(&done) {
                 match result {
                     Ok(()) => *changed.changed_bytes.entry(chunk.part).or_default() += chunk.bytes,

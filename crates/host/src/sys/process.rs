@@ -14,6 +14,22 @@ use std::time::{Duration, Instant};
 /// The time between two questions whether a child has ended, where no pidfd tells.
 const PAUSE: Duration = Duration::from_millis(5);
 
+/// Returns the CPU time of all threads of a process, ended ones included, in nanoseconds.
+///
+/// # Errors
+/// `ESRCH` if there is no such process.
+pub fn cpu_time_ns(pid: Pid) -> io::Result<u64> {
+    let (mut clock, mut time) = (0, libc::timespec { tv_sec: 0, tv_nsec: 0 });
+    // SAFETY: the call writes one clock id.
+    match unsafe { libc::clock_getcpuclockid(pid.as_raw_nonzero().get(), &raw mut clock) } {
+        0 => {}
+        error => return Err(io::Error::from_raw_os_error(error)),
+    }
+    // SAFETY: the call writes one timespec.
+    super::mapping::check(unsafe { libc::clock_gettime(clock, &raw mut time) })?;
+    Ok(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
+}
+
 /// CPU time, faults and switches, as of getrusage(2).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {

@@ -18,6 +18,16 @@ pub enum Pages {
     Of(PageSize),
 }
 
+impl std::fmt::Display for Pages {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Pages::Unmapped => f.write_str("unmapped"),
+            Pages::None => f.write_str("no page"),
+            Pages::Of(size) => write!(f, "{size}"),
+        }
+    }
+}
+
 /// A range of addresses with the same change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]

@@ -1,0 +1,264 @@
+//! The tax of processes that already run, by an experiment: their memory is collapsed to huge pages and split
+//! again, in turn, while their progress is counted.
+//!
+//! Each cycle has three windows: on base pages after calls that changed nothing, on huge pages, and on base
+//! pages again. The cost of a window is its CPU time for each unit of progress. The speed-up compares the
+//! middle window with the two beside it, so that a drift of the machine cancels. The check compares the two
+//! windows beside the calls that changed nothing.
+
+use crate::diagnosis::{GAIN_MIN, Verdict};
+use crate::document::Document;
+use crate::report::Warning;
+use crate::sequential::Stopping;
+use crate::stats::Ratio;
+use crate::system_stat::SystemInterval;
+use serde::{Deserialize, Serialize};
+
+/// The widest half of an interval with which the experiment may end early.
+const HALF_WIDTH_MAX: f64 = 0.05;
+/// The comparisons of an experiment: the speed-up and the check.
+const COMPARISONS: usize = 2;
+/// The fewest units of a window: with fewer, a whole number is too coarse.
+pub const UNITS_MIN: u64 = 50;
+
+/// The tax of running processes.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct LiveTax {
+    /// The processes.
+    pub processes: Vec<LiveProcess>,
+    /// The source of progress.
+    pub progress: String,
+    /// The time that the whole experiment took, in nanoseconds.
+    pub elapsed_ns: u64,
+    /// Anonymous memory on base pages, in blocks of 2M of which nine tenths are there.
+    pub base_bytes: u64,
+    /// The part of it that was collapsed and split.
+    pub tried_bytes: u64,
+    /// The most by which the processes grow: what lacks of a block becomes zeros, and stays.
+    pub growth_bytes: u64,
+    /// The bytes that the first collapse could not put on huge pages.
+    pub failed_bytes: u64,
+    /// The processes before any change. No unit if no progress was seen.
+    pub before: Window,
+    /// All cycles.
+    pub cycles: Vec<Cycle>,
+    /// The speed-up by huge pages, by CPU time for each unit.
+    pub speedup: Option<Ratio>,
+    /// The speed-up by calls that change nothing: 1 if the experiment can be trusted.
+    pub check: Option<Ratio>,
+    /// Units for each second of the experiment, divided by those before it.
+    pub throughput: Option<f64>,
+    /// The stops of threads that made calls; 0 if calls came from outside.
+    pub stop_count: u64,
+    /// The longest of these stops, in nanoseconds.
+    pub stop_ns_max: u64,
+    /// The longest call, in nanoseconds: a thread that touches its 2M of memory waits for it.
+    pub call_ns_max: u64,
+    /// What is not as it was before of the memory that was tried, by kind.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub changes: Vec<String>,
+    /// The costs by cause before any change.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub budget: Option<SystemInterval>,
+    /// The result.
+    pub verdict: Verdict,
+    /// What limits its use.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<Warning>,
+}
+
+impl Document for LiveTax {
+    const KIND: &'static str = "live_tax";
+}
+
+/// A process of an experiment.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct LiveProcess {
+    /// Its id.
+    pub pid: u32,
+    /// Its name.
+    pub command: String,
+}
+
+/// A stretch of time in which nothing was changed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct Window {
+    /// The progress.
+    pub unit_count: u64,
+    /// The CPU time of all threads, in nanoseconds.
+    pub cpu_ns: u64,
+    /// The length in nanoseconds.
+    pub wall_ns: u64,
+}
+
+impl Window {
+    /// Returns the CPU time of a unit, in millionths of a nanosecond; none without progress.
+    fn cost(&self) -> Option<u64> {
+        let cost = u128::from(self.cpu_ns) * 1_000_000 / u128::from(self.unit_count.max(1));
+        (self.unit_count > 0 && cost > 0).then(|| u64::try_from(cost).unwrap_or(u64::MAX))
+    }
+
+    /// Returns the units for each second.
+    pub fn rate(&self) -> f64 {
+        self.unit_count as f64 * 1e9 / self.wall_ns.max(1) as f64
+    }
+}
+
+/// Three windows that follow each other.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct Cycle {
+    /// On base pages, after calls that changed nothing.
+    pub unchanged: Window,
+    /// On huge pages.
+    pub huge: Window,
+    /// On base pages again.
+    pub split: Window,
+}
+
+impl LiveTax {
+    /// Compares the windows, by a rule of stopping.
+    pub fn compare(&mut self, stopping: Stopping) {
+        let both = |one: u64, other: u64| ((one as f64 * other as f64).sqrt()) as u64;
+        let costs = self.cycles.iter().filter_map(|cycle| {
+            let base = both(cycle.unchanged.cost()?, cycle.split.cost()?);
+            Some((base, cycle.huge.cost()?))
+        });
+        let (base, huge): (Vec<u64>, Vec<u64>) = costs.unzip();
+        self.speedup = stopping.ratio(&base, &huge, COMPARISONS);
+        let earlier = std::iter::once(&self.before).chain(self.cycles.iter().map(|c| &c.split));
+        let pairs = earlier.zip(self.cycles.iter().map(|cycle| &cycle.unchanged));
+        let pairs = pairs.filter_map(|(one, other)| Some((one.cost()?, other.cost()?)));
+        let (one, other): (Vec<u64>, Vec<u64>) = pairs.unzip();
+        self.check = stopping.ratio(&one, &other, COMPARISONS);
+    }
+
+    /// Returns true if more cycles would not change the answer.
+    pub fn is_settled(&self) -> bool {
+        let clear = |ratio: &Ratio| ratio.low >= 1.0 + GAIN_MIN || ratio.high < 1.0 + GAIN_MIN;
+        let narrow = |ratio: &Ratio| ratio.high - ratio.low <= 2.0 * HALF_WIDTH_MAX;
+        self.speedup.as_ref().is_some_and(|ratio| clear(ratio) && narrow(ratio))
+    }
+
+    /// Writes the verdict: the gain, or the reason why there is none.
+    pub fn judge(&mut self) {
+        let (winner, reason) = match self.gain() {
+            Ok(words) => (Some("thp-2M".to_string()), words),
+            Err(words) => (None, words),
+        };
+        let pids: Vec<_> = self.processes.iter().map(|process| process.pid.to_string()).collect();
+        let apply = format!("pagetax ppgsz -o heap=2M,anon=2M -p {}", pids.join(","));
+        self.verdict = Verdict {
+            apply: winner.is_some().then_some(apply),
+            winner,
+            reason,
+            ..Verdict::default()
+        };
+    }
+
+    fn gain(&self) -> Result<String, String> {
+        let no_verdict = |why: &str| Err(format!("no verdict: {why}"));
+        if self.tried_bytes == 0 {
+            return Err(
+                "nothing to try: no 2M block of anonymous memory is full of base pages".into()
+            );
+        }
+        if self.before.unit_count == 0 {
+            let how = "name one: --progress probe:FUNCTION or --progress command:LINE";
+            return no_verdict(&format!("{} show no progress; {how}", self.progress));
+        }
+        let Some(speedup) = self.speedup else {
+            return no_verdict("too few windows had progress; give it more time (--for 5min)");
+        };
+        if self.failed_bytes * 10 > self.tried_bytes {
+            return no_verdict("the kernel had no huge pages for more than a tenth of the memory");
+        }
+        if let Some(check) = self.check.filter(|check| !check.holds_one()) {
+            let why = format!(
+                "windows with nothing changed differ by {check}; try again when the load is steady"
+            );
+            return no_verdict(&why);
+        }
+        let percent = GAIN_MIN * 100.0;
+        if speedup.low > 1.0 && speedup.value >= 1.0 + GAIN_MIN {
+            return Ok(format!("huge pages make it {speedup} times as fast by CPU time"));
+        }
+        if speedup.high < 1.0 + GAIN_MIN {
+            return Err(format!(
+                "nothing to gain: huge pages make it {speedup} times as fast, less than {percent:.0} %"
+            ));
+        }
+        Err(format!(
+            "undecided: huge pages make it {speedup} times as fast, so a gain of {percent:.0} % is neither shown nor \
+             ruled out; give it more time (--for 5min)"
+        ))
+    }
+
+    /// Returns the share of CPU time that base pages cost, with its bounds, by the speed-up.
+    pub fn tax(&self) -> Option<(f64, f64, f64)> {
+        let share = |ratio: f64| (1.0 - 1.0 / ratio).max(0.0);
+        self.speedup.map(|speedup| (share(speedup.value), share(speedup.low), share(speedup.high)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Makes an experiment whose costs for each unit are so many times 1 µs: the drift of each window is its own.
+    fn experiment(cycles: usize, huge: f64, unchanged: f64, drift: f64) -> LiveTax {
+        let mut at = 0;
+        let mut window = |factor: f64| {
+            at += 1;
+            let speed = 1.0 + drift * at as f64 + 0.002 * (at * 7 % 5) as f64;
+            Window { unit_count: 1_000, cpu_ns: (1e6 * factor * speed) as u64, wall_ns: 1_000_000 }
+        };
+        let before = window(1.0);
+        let cycle =
+            |_| Cycle { unchanged: window(unchanged), huge: window(huge), split: window(1.0) };
+        let cycles = (0..cycles).map(cycle).collect();
+        let mut live = LiveTax { before, cycles, tried_bytes: 2 << 20, ..LiveTax::default() };
+        live.compare(Stopping::Sequential);
+        live.judge();
+        live
+    }
+
+    #[test]
+    fn a_gain_is_found_on_a_machine_that_drifts() {
+        let live = experiment(8, 0.8, 1.0, 0.001);
+        let speedup = live.speedup.unwrap();
+        assert!(speedup.low < 1.25 && 1.25 < speedup.high && live.is_settled(), "{speedup}");
+        assert!(live.check.unwrap().holds_one());
+        assert_eq!(live.verdict.winner.as_deref(), Some("thp-2M"));
+        assert!((live.tax().unwrap().0 - 0.2).abs() < 0.01);
+    }
+
+    #[test]
+    fn no_verdict_without_progress_memory_or_a_true_check() {
+        let nothing = experiment(12, 1.0, 1.0, 0.0);
+        assert!(
+            nothing.verdict.reason.starts_with("nothing to gain"),
+            "{}",
+            nothing.verdict.reason
+        );
+        let differs = experiment(12, 0.8, 0.9, 0.0);
+        assert!(differs.verdict.reason.contains("nothing changed"), "{}", differs.verdict.reason);
+        let mut still = experiment(0, 1.0, 1.0, 0.0);
+        still.before.unit_count = 0;
+        still.judge();
+        assert!(still.verdict.reason.contains("--progress"), "{}", still.verdict.reason);
+        still.tried_bytes = 0;
+        still.judge();
+        assert!(still.verdict.reason.starts_with("nothing to try"));
+        assert_eq!((still.verdict.winner, still.verdict.apply), (None, None));
+    }
+
+    #[test]
+    fn a_window_without_progress_has_no_cost() {
+        assert_eq!(Window { unit_count: 0, cpu_ns: 5, wall_ns: 5 }.cost(), None);
+        assert_eq!(Window { unit_count: 2, cpu_ns: 5, wall_ns: 5 }.cost(), Some(2_500_000));
+    }
+}

@@ -1,0 +1,321 @@
+//! The experiment on processes that already run: collapse, measure, split, measure, in turn.
+//!
+//! Invariants: only blocks that are nearly full of base pages are touched, so a process grows by a stated
+//! amount at most. Whatever happens to this code, each block that it collapsed is split again ([`Drop`]). Calls stall the processes for at most
+//! [`STALL_SHARE`] of the time.
+
+mod progress;
+
+pub use progress::{NoSource, Progress, ProgressSource};
+
+use crate::measure::system::{LOOK_INTERVAL_NS, Scope, SystemWatch, cost};
+use crate::pages::change::{FullBlocks, Outcome};
+use crate::pages::pagemap::{self, PageMap, Pages, diff};
+use crate::pages::target::{Refusal, Target};
+use crate::sys::process::cpu_time_ns;
+use crate::sys::signal::asked_to_stop;
+use pagetax_core::calibration::Calibration;
+use pagetax_core::live_tax::{Cycle, LiveProcess, LiveTax, UNITS_MIN, Window};
+use pagetax_core::report::Warning;
+use pagetax_core::sequential::{Stopping, is_look};
+use pagetax_core::units::{Bytes, PageSize};
+use std::borrow::Borrow;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// The share of the time in which calls may stall the processes.
+const STALL_SHARE: f64 = 0.02;
+/// The shortest window: shorter ones see too little of a scheduler's turns.
+const WINDOW_MIN: Duration = Duration::from_millis(200);
+/// The cycles that the time must have room for.
+const CYCLES_MIN: u32 = 12;
+/// The share of a window that passes before it, while caches fill again.
+const SETTLE_SHARE: u32 = 10;
+/// The blocks of the rehearsal, which shows how long calls take.
+const REHEARSED_BYTES: u64 = 64 << 20;
+/// The longest look before any change.
+const BEFORE_MAX: Duration = Duration::from_secs(5);
+/// How often blocks are split that a first call left alone, for instance because they were busy.
+const SPLITS_MAX: usize = 5;
+
+/// The limits of an experiment.
+#[derive(Debug, Clone)]
+pub struct Limits {
+    /// The time that it may take.
+    pub time: Duration,
+    /// The most memory that is collapsed at a time.
+    pub bytes_max: u64,
+}
+
+/// A call on blocks of a process.
+type BlockCall = fn(&FullBlocks, &Target) -> Result<Outcome, Refusal>;
+
+/// A process, and its blocks.
+struct Subject {
+    target: Target,
+    before: PageMap,
+    blocks: FullBlocks,
+}
+
+/// An experiment on some processes.
+pub struct Experiment {
+    subjects: Vec<Subject>,
+    progress: Progress,
+    /// True from the first collapse until all is split again.
+    is_changed: bool,
+    live: LiveTax,
+}
+
+impl Experiment {
+    /// Looks at the processes, and changes nothing.
+    ///
+    /// # Errors
+    /// If a process must be left alone, or the source of progress cannot be opened.
+    pub fn plan(
+        targets: Vec<Target>,
+        source: Option<ProgressSource>,
+        limits: &Limits,
+        huge: PageSize,
+    ) -> Result<Experiment, String> {
+        let progress = match source {
+            Some(source) => Progress::open(source, &targets),
+            None => Progress::best(&targets),
+        }?;
+        let (mut subjects, mut live) = (Vec::new(), LiveTax::default());
+        let mut left_bytes = limits.bytes_max;
+        for target in targets {
+            let pid = target.pid().as_raw_nonzero().get() as u32;
+            let before = pagemap::read(pid).map_err(|error| error.to_string())?;
+            live.processes.push(LiveProcess { pid, command: before.command.clone() });
+            let mut blocks = FullBlocks::of(&before, huge, u64::MAX);
+            live.base_bytes += blocks.bytes();
+            blocks.truncate(left_bytes);
+            left_bytes -= blocks.bytes();
+            subjects.push(Subject { target, before, blocks });
+        }
+        live.tried_bytes = limits.bytes_max - left_bytes;
+        live.growth_bytes = subjects.iter().map(|s: &Subject| s.blocks.growth_bytes()).sum();
+        live.progress = progress.source.to_string();
+        Ok(Experiment { subjects, progress, is_changed: false, live })
+    }
+
+    /// Returns what is planned: the memory, and the source of progress.
+    pub fn planned(&self) -> &LiveTax {
+        &self.live
+    }
+
+    /// Returns true if no process has to stop for a call.
+    pub fn is_remote(&self) -> bool {
+        self.subjects.iter().all(|subject| subject.target.is_remote())
+    }
+
+    /// Runs it until the answer is settled, the time is up, a process ends, or a signal asks to stop.
+    pub fn run(
+        mut self,
+        limits: &Limits,
+        calibration: Result<&Calibration, &str>,
+        mut progress: impl FnMut(f64),
+    ) -> LiveTax {
+        let begun = Instant::now();
+        let done = self.observe(limits.time / 6, calibration).and_then(|()| {
+            let is_idle = self.live.before.unit_count == 0 || self.live.before.cpu_ns == 0;
+            if is_idle || self.live.tried_bytes == 0 {
+                return Ok(());
+            }
+            let window = self.rehearse(limits)?;
+            self.cycles(window, begun, limits.time, &mut progress)
+        });
+        if let Err(why) = done {
+            let remedy = "the figures are those until then";
+            let warning = Warning { id: "ended_early".into(), text: why, remedy: remedy.into() };
+            self.live.warnings.push(warning);
+        }
+        self.restore();
+        self.live.elapsed_ns = begun.elapsed().as_nanos() as u64;
+        self.live.judge();
+        std::mem::take(&mut self.live)
+    }
+
+    /// Looks at costs and progress before any change.
+    fn observe(
+        &mut self,
+        length: Duration,
+        calibration: Result<&Calibration, &str>,
+    ) -> Result<(), String> {
+        let pids = self.live.processes.iter().map(|process| process.pid).collect();
+        let mut watch = SystemWatch::start(Scope::Processes(pids))?;
+        self.live.before = self.window(length.min(BEFORE_MAX), || watch.look())?;
+        self.live.budget = Some(cost(&watch.interval(), calibration));
+        Ok(())
+    }
+
+    /// Collapses and splits some blocks, and keeps as many as the time has room for. Returns the length of a
+    /// window.
+    fn rehearse(&mut self, limits: &Limits) -> Result<Duration, String> {
+        let share = (REHEARSED_BYTES as f64 / self.live.tried_bytes as f64).min(1.0);
+        let part = |bytes: u64, share: f64| (bytes as f64 * share) as u64;
+        let few = self.subjects.iter().map(|s| s.blocks.first(part(s.blocks.bytes(), share)));
+        let few: Vec<FullBlocks> = few.collect();
+        let begun = Instant::now();
+        self.is_changed = true;
+        let collapsed = self.each(&few, FullBlocks::collapse)?;
+        let split = self.each(&few, FullBlocks::split)?;
+        let stall = match self.is_remote() {
+            true => begun.elapsed(),
+            false => stopped(&collapsed) + stopped(&split),
+        };
+        self.note(&collapsed);
+        self.note(&split);
+        let bytes: u64 = few.iter().map(FullBlocks::bytes).sum();
+        let stall_ns_per_byte = stall.as_nanos() as f64 / bytes.max(1) as f64;
+        let room_ns = limits.time.as_nanos() as f64 * STALL_SHARE / f64::from(CYCLES_MIN);
+        let share = (room_ns / stall_ns_per_byte / self.live.tried_bytes as f64).min(1.0);
+        for subject in &mut self.subjects {
+            subject.blocks.truncate(part(subject.blocks.bytes(), share));
+        }
+        self.live.tried_bytes = self.subjects.iter().map(|s| s.blocks.bytes()).sum();
+        self.live.growth_bytes = self.subjects.iter().map(|s| s.blocks.growth_bytes()).sum();
+        let stall_ns = stall_ns_per_byte * self.live.tried_bytes as f64;
+        let for_stalls = Duration::from_nanos((stall_ns / STALL_SHARE / 3.0) as u64);
+        let for_units = Duration::from_secs_f64(UNITS_MIN as f64 / self.live.before.rate());
+        Ok(WINDOW_MIN.max(for_stalls).max(for_units).min(limits.time / (3 * CYCLES_MIN)))
+    }
+
+    fn cycles(
+        &mut self,
+        window: Duration,
+        begun: Instant,
+        time: Duration,
+        progress: &mut impl FnMut(f64),
+    ) -> Result<(), String> {
+        let (from, units) = (Instant::now(), self.progress.units()?);
+        let mut longest = Duration::ZERO;
+        while !asked_to_stop() && begun.elapsed() + longest < time {
+            let cycle_begun = Instant::now();
+            let cycle = self.cycle(window)?;
+            self.live.cycles.push(cycle);
+            let seen = self.progress.units()?.saturating_sub(units);
+            let now =
+                Window { unit_count: seen, cpu_ns: 0, wall_ns: from.elapsed().as_nanos() as u64 };
+            self.live.throughput = Some(now.rate() / self.live.before.rate());
+            self.live.compare(Stopping::Sequential);
+            longest = longest.max(cycle_begun.elapsed());
+            progress((begun.elapsed().as_secs_f64() / time.as_secs_f64()).min(1.0));
+            if is_look(self.live.cycles.len()) && self.live.is_settled() {
+                return Ok(());
+            }
+        }
+        self.live.compare(Stopping::TimeUp);
+        Ok(())
+    }
+
+    fn cycle(&mut self, window: Duration) -> Result<Cycle, String> {
+        self.call(FullBlocks::pretend)?;
+        let unchanged = self.settled_window(window)?;
+        let first = self.live.cycles.is_empty();
+        self.is_changed = true;
+        let outcome = self.call(FullBlocks::collapse)?;
+        if first {
+            self.live.failed_bytes = outcome.failed_bytes.values().sum();
+        }
+        let huge = self.settled_window(window)?;
+        self.call(FullBlocks::split)?;
+        Ok(Cycle { unchanged, huge, split: self.settled_window(window)? })
+    }
+
+    /// Makes calls on all blocks.
+    fn call(&mut self, call: BlockCall) -> Result<Outcome, String> {
+        let all = self.subjects.iter().map(|subject| &subject.blocks);
+        let outcome = self.each(&all.collect::<Vec<_>>(), call)?;
+        self.note(&outcome);
+        Ok(outcome)
+    }
+
+    /// Makes calls on these blocks of each process.
+    fn each(&self, blocks: &[impl Borrow<FullBlocks>], call: BlockCall) -> Result<Outcome, String> {
+        let mut whole = Outcome::default();
+        for (subject, blocks) in self.subjects.iter().zip(blocks) {
+            let outcome = call(blocks.borrow(), &subject.target);
+            let named = |refusal: Refusal| format!("process {}: {refusal}", subject.before.pid);
+            whole.add(outcome.map_err(named)?);
+        }
+        Ok(whole)
+    }
+
+    fn note(&mut self, outcome: &Outcome) {
+        let live = &mut self.live;
+        live.stop_count += outcome.stops.all.len() as u64;
+        let longest = outcome.stops.longest().map_or(0, |stop| stop.wall_ns);
+        live.stop_ns_max = live.stop_ns_max.max(longest);
+        live.call_ns_max = live.call_ns_max.max(outcome.call_max.as_nanos() as u64);
+    }
+
+    fn settled_window(&self, length: Duration) -> Result<Window, String> {
+        std::thread::sleep(length / SETTLE_SHARE);
+        self.window(length, || {})
+    }
+
+    /// Measures progress and CPU time for so long, or until a signal asks to stop.
+    fn window(&self, length: Duration, mut look: impl FnMut()) -> Result<Window, String> {
+        let begun = Instant::now();
+        let (units, cpu_ns) = (self.progress.units()?, self.cpu_ns()?);
+        while let Some(left) = length.checked_sub(begun.elapsed()).filter(|_| !asked_to_stop()) {
+            std::thread::sleep(left.min(Duration::from_nanos(LOOK_INTERVAL_NS)));
+            look();
+        }
+        Ok(Window {
+            cpu_ns: self.cpu_ns()?.saturating_sub(cpu_ns),
+            unit_count: self.progress.units()?.saturating_sub(units),
+            wall_ns: begun.elapsed().as_nanos() as u64,
+        })
+    }
+
+    fn cpu_ns(&self) -> Result<u64, String> {
+        let each = self.subjects.iter().map(|subject| match subject.target.is_alive() {
+            true => cpu_time_ns(subject.target.pid()).map_err(|error| error.to_string()),
+            false => Err(format!("process {} has ended", subject.before.pid)),
+        });
+        each.sum()
+    }
+
+    /// Splits what is still collapsed, and lists what is not as it was.
+    fn restore(&mut self) {
+        for _ in 0..SPLITS_MAX {
+            if !std::mem::replace(&mut self.is_changed, false) {
+                break;
+            }
+            // A process that has ended has nothing to be split.
+            let _ = self.call(FullBlocks::split);
+            self.is_changed = self.subjects.iter().any(|subject| {
+                let now = pagemap::read_huge(subject.before.pid);
+                now.is_ok_and(|now| subject.blocks.bytes_on_huge_pages(&now) > 0)
+            });
+        }
+        self.is_changed = false;
+        for subject in &self.subjects {
+            let Ok(after) = pagemap::read(subject.before.pid) else { continue };
+            let changes = diff(&subject.before, &after);
+            let mut kinds: BTreeMap<(Pages, Pages), (usize, u64)> = BTreeMap::new();
+            for change in changes.iter().filter(|c| subject.blocks.touch(&(c.start.0..c.end.0))) {
+                let (count, bytes) = kinds.entry((change.before, change.after)).or_default();
+                (*count, *bytes) = (*count + 1, *bytes + change.end.0 - change.start.0);
+            }
+            self.live.changes.extend(kinds.into_iter().map(|((before, after), (count, bytes))| {
+                let pid = subject.before.pid;
+                format!("{pid}: {} in {count} ranges: {before} before, now {after}", Bytes(bytes))
+            }));
+        }
+    }
+}
+
+impl Drop for Experiment {
+    fn drop(&mut self) {
+        if self.is_changed {
+            let _ = self.call(FullBlocks::split);
+        }
+    }
+}
+
+fn stopped(outcome: &Outcome) -> Duration {
+    Duration::from_nanos(outcome.stops.all.iter().map(|stop| stop.wall_ns).sum())
+}
