@@ -12,12 +12,15 @@ use crate::report::Warning;
 use crate::sequential::Stopping;
 use crate::stats::Ratio;
 use crate::system_stat::SystemInterval;
+use crate::units::Bytes;
 use serde::{Deserialize, Serialize};
 
 /// The widest half of an interval with which the experiment may end early.
 const HALF_WIDTH_MAX: f64 = 0.05;
 /// The comparisons of an experiment: the speed-up and the check.
 const COMPARISONS: usize = 2;
+/// The smallest share of the memory on base pages that must be tried to rule a gain out.
+const TRIED_MIN: f64 = 0.9;
 /// The fewest units of a window: with fewer, a whole number is too coarse.
 pub const UNITS_MIN: u64 = 50;
 
@@ -53,8 +56,8 @@ pub struct LiveTax {
     pub stop_count: u64,
     /// The longest of these stops, in nanoseconds.
     pub stop_ns_max: u64,
-    /// The longest call, in nanoseconds: a thread that touches its 2M of memory waits for it.
-    pub call_ns_max: u64,
+    /// The longest call about one block of 2M, in nanoseconds: a thread that touches it waits so long.
+    pub block_ns_max: u64,
     /// What is not as it was before of the memory that was tried, by kind.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub changes: Vec<String>,
@@ -185,6 +188,12 @@ impl LiveTax {
         let percent = GAIN_MIN * 100.0;
         if speedup.low > 1.0 && speedup.value >= 1.0 + GAIN_MIN {
             return Ok(format!("huge pages make it {speedup} times as fast by CPU time"));
+        }
+        if (self.tried_bytes as f64) < TRIED_MIN * self.base_bytes as f64 {
+            let (tried, base) = (Bytes(self.tried_bytes), Bytes(self.base_bytes));
+            let why =
+                format!("there was time for {tried} of {base} only; give it more (--for 5min)");
+            return no_verdict(&why);
         }
         if speedup.high < 1.0 + GAIN_MIN {
             return Err(format!(

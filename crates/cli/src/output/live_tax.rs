@@ -113,8 +113,8 @@ fn effects(live: &LiveTax) -> String {
     };
     let rate = live.throughput.map_or(MISSING.into(), |rate| format!("{:.1} %", rate * 100.0));
     let mut out = format!(
-        "While it was watched: {rate} of its rate before; {stops}; the longest call took {}\n",
-        Nanos(live.call_ns_max)
+        "While it was watched: {rate} of its rate before; {stops}; the slowest block took {}\n",
+        Nanos(live.block_ns_max)
     );
     match live.changes.len() {
         0 => out += "All pages are as they were before\n",

@@ -1,8 +1,9 @@
 //! Changes the pages that a running process has: collapses them to huge ones, or splits those.
 //!
 //! Where process_madvise(2) is allowed, the process never stops. Else it makes the calls itself, in
-//! stops of a few milliseconds with gaps between them. Either way one huge page at a time, so that
-//! no lock of the target is held for long and each failure has its place.
+//! stops of a few milliseconds with gaps between them. The kernel takes one huge page at a time, so that
+//! no lock of the target is held for long. A call about several that fails is repeated for each, so that each
+//! failure has its place.
 
 use super::inject::{Injector, Stops};
 use super::parts::part_of;
@@ -24,6 +25,8 @@ use std::time::{Duration, Instant};
 /// A stop begins no further call after this long. A call takes 0.5 ms, and up to 6 where the kernel has
 /// to look for memory, or to wait for its own threads on other CPUs; it cannot be cut short.
 const STOP_MAX: Duration = Duration::from_millis(1);
+/// The most blocks that one call from outside collapses.
+const TOGETHER_MAX: usize = 32;
 /// The target runs at least this long between two stops.
 const GAP: Duration = Duration::from_millis(2);
 
@@ -74,9 +77,10 @@ pub struct Outcome {
     /// The number and length of the target's stops.
     #[serde(skip)]
     pub stops: Stops,
-    /// The longest call: threads that touch its memory wait for it.
+    /// The time of each block, in nanoseconds: threads that touch it wait so long. The kernel's own time where
+    /// calls come from outside, else that of the stop.
     #[serde(skip)]
-    pub call_max: Duration,
+    pub blocks_ns: Vec<u64>,
 }
 
 impl Outcome {
@@ -89,7 +93,7 @@ impl Outcome {
             self.fail(part, cause, bytes);
         }
         self.stops.all.extend(later.stops.all);
-        self.call_max = self.call_max.max(later.call_max);
+        self.blocks_ns.extend(later.blocks_ns);
     }
 
     pub(super) fn fail(&mut self, part: MemoryPart, cause: Cause, bytes: u64) {
@@ -361,10 +365,10 @@ impl Reach<'_> {
         changed: &mut Outcome,
     ) {
         let mut rest = chunks;
-        while let Some(first) = rest.first() {
-            let begun = Instant::now();
+        while !rest.is_empty() {
+            let (begun, begun_cpu_ns) = (Instant::now(), thread_cpu_ns());
             let done = match self {
-                Reach::Remote(target) => vec![remotely(target, first.start, len, advice)],
+                Reach::Remote(target) => together(target, rest, len, advice),
                 Reach::Injected(injector) => {
                     if advice == remote::RemoteAdvice::Collapse {
                         warm_up(len as usize);
@@ -372,7 +376,11 @@ impl Reach<'_> {
                     in_one_stop(injector, rest, len, advice, &mut changed.stops)
                 }
             };
-            changed.call_max = changed.call_max.max(begun.elapsed() / done.len().max(1) as u32);
+            let ns = match self {
+                Reach::Remote(_) => thread_cpu_ns() - begun_cpu_ns,
+                Reach::Injected(_) => begun.elapsed().as_nanos() as u64,
+            };
+            changed.blocks_ns.extend(done.iter().map(|_| ns / done.len() as u64));
             if let Reach::Injected(_) = self {
                 std::thread::sleep(GAP);
             }
@@ -385,6 +393,28 @@ impl Reach<'_> {
             rest = &rest[done.len().max(1)..];
         }
     }
+}
+
+/// Gives advice on the first chunk, or on several that follow each other without a gap. Each call to collapse
+/// waits for all CPUs, which takes milliseconds on a busy machine.
+fn together(
+    target: &Target,
+    chunks: &[Chunk],
+    len: u64,
+    advice: remote::RemoteAdvice,
+) -> Vec<io::Result<()>> {
+    let follows = |pair: &&[Chunk]| pair[0].start + len == pair[1].start;
+    let count = 1 + chunks.windows(2).take(TOGETHER_MAX - 1).take_while(follows).count();
+    if count > 1 && remotely(target, chunks[0].start, len * count as u64, advice).is_ok() {
+        return (0..count).map(|_| Ok(())).collect();
+    }
+    // One block of several may fail.
+    chunks[..count].iter().map(|chunk| remotely(target, chunk.start, len, advice)).collect()
+}
+
+fn thread_cpu_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
 fn remotely(target: &Target, start: u64, len: u64, advice: remote::RemoteAdvice) -> io::Result<()> {

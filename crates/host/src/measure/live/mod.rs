@@ -18,6 +18,7 @@ use pagetax_core::calibration::Calibration;
 use pagetax_core::live_tax::{Cycle, LiveProcess, LiveTax, UNITS_MIN, Window};
 use pagetax_core::report::Warning;
 use pagetax_core::sequential::{Stopping, is_look};
+use pagetax_core::stats::median;
 use pagetax_core::units::{Bytes, PageSize};
 use std::borrow::Borrow;
 use std::collections::BTreeMap;
@@ -28,7 +29,7 @@ const STALL_SHARE: f64 = 0.02;
 /// The shortest window: shorter ones see too little of a scheduler's turns.
 const WINDOW_MIN: Duration = Duration::from_millis(200);
 /// The cycles that the time must have room for.
-const CYCLES_MIN: u32 = 12;
+const CYCLES_MIN: u32 = 8;
 /// The share of a window that passes before it, while caches fill again.
 const SETTLE_SHARE: u32 = 10;
 /// The blocks of the rehearsal, which shows how long calls take.
@@ -60,6 +61,7 @@ struct Subject {
 /// An experiment on some processes.
 pub struct Experiment {
     subjects: Vec<Subject>,
+    huge: PageSize,
     progress: Progress,
     /// True from the first collapse until all is split again.
     is_changed: bool,
@@ -96,7 +98,7 @@ impl Experiment {
         live.tried_bytes = limits.bytes_max - left_bytes;
         live.growth_bytes = subjects.iter().map(|s: &Subject| s.blocks.growth_bytes()).sum();
         live.progress = progress.source.to_string();
-        Ok(Experiment { subjects, progress, is_changed: false, live })
+        Ok(Experiment { subjects, huge, progress, is_changed: false, live })
     }
 
     /// Returns what is planned: the memory, and the source of progress.
@@ -156,27 +158,26 @@ impl Experiment {
         let part = |bytes: u64, share: f64| (bytes as f64 * share) as u64;
         let few = self.subjects.iter().map(|s| s.blocks.first(part(s.blocks.bytes(), share)));
         let few: Vec<FullBlocks> = few.collect();
-        let begun = Instant::now();
         self.is_changed = true;
         let collapsed = self.each(&few, FullBlocks::collapse)?;
         let split = self.each(&few, FullBlocks::split)?;
-        let stall = match self.is_remote() {
-            true => begun.elapsed(),
-            false => stopped(&collapsed) + stopped(&split),
-        };
+        // The median: a few blocks are slow.
+        let ns = |outcome: &Outcome| median(&outcome.blocks_ns).unwrap_or(0);
+        let stall_ns = ns(&collapsed) + ns(&split);
         self.note(&collapsed);
         self.note(&split);
-        let bytes: u64 = few.iter().map(FullBlocks::bytes).sum();
-        let stall_ns_per_byte = stall.as_nanos() as f64 / bytes.max(1) as f64;
+        self.split(&few);
         let room_ns = limits.time.as_nanos() as f64 * STALL_SHARE / f64::from(CYCLES_MIN);
-        let share = (room_ns / stall_ns_per_byte / self.live.tried_bytes as f64).min(1.0);
+        let blocks = self.live.tried_bytes / self.huge.bytes();
+        let share = (room_ns / (stall_ns * blocks).max(1) as f64).min(1.0);
         for subject in &mut self.subjects {
-            subject.blocks.truncate(part(subject.blocks.bytes(), share));
+            let bytes = part(subject.blocks.bytes(), share).max(self.huge.bytes());
+            subject.blocks.truncate(bytes);
         }
         self.live.tried_bytes = self.subjects.iter().map(|s| s.blocks.bytes()).sum();
         self.live.growth_bytes = self.subjects.iter().map(|s| s.blocks.growth_bytes()).sum();
-        let stall_ns = stall_ns_per_byte * self.live.tried_bytes as f64;
-        let for_stalls = Duration::from_nanos((stall_ns / STALL_SHARE / 3.0) as u64);
+        let stall_ns = stall_ns * (self.live.tried_bytes / self.huge.bytes());
+        let for_stalls = Duration::from_nanos((stall_ns as f64 / STALL_SHARE / 3.0) as u64);
         let for_units = Duration::from_secs_f64(UNITS_MIN as f64 / self.live.before.rate());
         Ok(WINDOW_MIN.max(for_stalls).max(for_units).min(limits.time / (3 * CYCLES_MIN)))
     }
@@ -242,12 +243,30 @@ impl Experiment {
         Ok(whole)
     }
 
+    /// Splits these blocks, again where a page was busy.
+    fn split(&self, blocks: &[impl Borrow<FullBlocks>]) -> Outcome {
+        let mut whole = Outcome::default();
+        for _ in 0..SPLITS_MAX {
+            // A process that has ended has nothing to be split.
+            whole.add(self.each(blocks, FullBlocks::split).unwrap_or_default());
+            let is_left = |(subject, blocks): (&Subject, &FullBlocks)| {
+                let now = pagemap::read_huge(subject.before.pid);
+                now.is_ok_and(|now| blocks.bytes_on_huge_pages(&now) > 0)
+            };
+            if !self.subjects.iter().zip(blocks.iter().map(Borrow::borrow)).any(is_left) {
+                break;
+            }
+        }
+        whole
+    }
+
     fn note(&mut self, outcome: &Outcome) {
         let live = &mut self.live;
         live.stop_count += outcome.stops.all.len() as u64;
         let longest = outcome.stops.longest().map_or(0, |stop| stop.wall_ns);
         live.stop_ns_max = live.stop_ns_max.max(longest);
-        live.call_ns_max = live.call_ns_max.max(outcome.call_max.as_nanos() as u64);
+        let longest = outcome.blocks_ns.iter().copied().max().unwrap_or(0);
+        live.block_ns_max = live.block_ns_max.max(longest);
     }
 
     fn settled_window(&self, length: Duration) -> Result<Window, String> {
@@ -280,18 +299,11 @@ impl Experiment {
 
     /// Splits what is still collapsed, and lists what is not as it was.
     fn restore(&mut self) {
-        for _ in 0..SPLITS_MAX {
-            if !std::mem::replace(&mut self.is_changed, false) {
-                break;
-            }
-            // A process that has ended has nothing to be split.
-            let _ = self.call(FullBlocks::split);
-            self.is_changed = self.subjects.iter().any(|subject| {
-                let now = pagemap::read_huge(subject.before.pid);
-                now.is_ok_and(|now| subject.blocks.bytes_on_huge_pages(&now) > 0)
-            });
+        if std::mem::replace(&mut self.is_changed, false) {
+            let all = self.subjects.iter().map(|subject| &subject.blocks);
+            let outcome = self.split(&all.collect::<Vec<_>>());
+            self.note(&outcome);
         }
-        self.is_changed = false;
         for subject in &self.subjects {
             let Ok(after) = pagemap::read(subject.before.pid) else { continue };
             let changes = diff(&subject.before, &after);
@@ -311,11 +323,8 @@ impl Experiment {
 impl Drop for Experiment {
     fn drop(&mut self) {
         if self.is_changed {
-            let _ = self.call(FullBlocks::split);
+            let all = self.subjects.iter().map(|subject| &subject.blocks);
+            self.split(&all.collect::<Vec<_>>());
         }
     }
-}
-
-fn stopped(outcome: &Outcome) -> Duration {
-    Duration::from_nanos(outcome.stops.all.iter().map(|stop| stop.wall_ns).sum())
 }

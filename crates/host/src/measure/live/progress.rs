@@ -5,7 +5,6 @@ use crate::procfs::{MapsLine, Root, maps};
 use crate::sys::perf::{Event, EventSpec, INSTRUCTIONS};
 use object::{Object, ObjectSection, ObjectSymbol, ReadCache, SectionKind};
 use rustix::process::Pid;
-use std::collections::BTreeSet;
 use std::ffi::CString;
 use std::fmt;
 use std::fs::File;
@@ -157,7 +156,9 @@ fn place(pid: Pid, file: Option<&Path>, symbol: &str) -> Result<(PathBuf, u64), 
     let number = pid.as_raw_nonzero().get() as u32;
     let lines = maps(&Root::default(), number).map_err(|error| error.to_string())?;
     let is_code = |line: &&MapsLine| line.permissions[2] == b'x' && line.inode != 0;
-    let mapped: BTreeSet<&str> = lines.iter().filter(is_code).map(|l| l.name.as_str()).collect();
+    // The program comes first, before a library with a function of that name.
+    let mut mapped: Vec<&str> = lines.iter().filter(is_code).map(|l| l.name.as_str()).collect();
+    mapped.dedup();
     // The process may see another root than we do.
     let rooted = |name: &str| PathBuf::from(format!("/proc/{number}/root{name}"));
     let files: Vec<PathBuf> = match file {
