@@ -7,6 +7,7 @@ mod bills;
 mod collection;
 mod diagnose;
 mod faults;
+mod live;
 mod null;
 mod page;
 mod pages;
@@ -97,6 +98,11 @@ const BENCHES: &[Bench] = &[
         name: "server",
         what: "a memory server: bytes over the pages held (limit: 3 %), pages a second, CPU time for each",
         run: |_| server::run(),
+    },
+    Bench {
+        name: "live",
+        what: "speed-ups of diagnose -p beside those of a restart (limit: 9 of 10 within the interval); parts: gather …",
+        run: live::run,
     },
     Bench {
         name: "stalls",

@@ -63,8 +63,7 @@ pub fn run(args: &LiveArgs, outputs: &Outputs<LiveTax>) -> Result<ExitCode> {
     let experiment = Experiment::plan(targets, args.progress.clone(), &limits, huge);
     let experiment = experiment.map_err(|why| exit::with(exit::UNMET, anyhow!(why)))?;
     if args.dry_run || !(args.yes || may_go_on(&experiment, &limits)?) {
-        output::say(&plan(&experiment, &limits));
-        output::say("Nothing was changed.");
+        output::print(&format!("{}\nNothing was changed.\n", plan(&experiment, &limits)))?;
         return Ok(exit::FINE.into());
     }
     let calibration = cached();

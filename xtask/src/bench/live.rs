@@ -1,0 +1,245 @@
+//! `pagetax diagnose -p` beside a restart: two fresh processes share a CPU, one on base pages and one on huge
+//! ones, and their CPU time for each unit of progress is compared.
+
+use super::Outcome;
+use crate::shell::{self, pagetax};
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+const C_SOURCE: &str = "crates/cli/tests/live/gather.c";
+/// The time that two processes run beside each other.
+const PAIR: Duration = Duration::from_secs(20);
+/// The time in which a program fills its memory.
+const WARM_UP: Duration = Duration::from_secs(12);
+/// The experiments on each program.
+const EXPERIMENTS: usize = 2;
+/// The widest half of an interval.
+const HALF_WIDTH_MAX: f64 = 0.05;
+const STOP_NS_MAX: u64 = 20_000_000;
+const THROUGHPUT_MIN: f64 = 0.98;
+
+/// A program that runs until it is ended, as a line of a shell. `$FOLDER` holds gather, `$PORT` is free.
+struct Server {
+    name: &'static str,
+    line: &'static str,
+    /// A client that keeps it busy, on another CPU.
+    client: Option<&'static str>,
+}
+
+const SERVERS: &[Server] = &[
+    Server { name: "gather", line: "exec $FOLDER/gather 256 $LARGE", client: None },
+    Server { name: "python3", line: "exec python3 -c \"$PYTHON\"", client: None },
+    Server {
+        name: "sqlite3",
+        line: "yes \"$QUERY\" | exec sqlite3 -init $FOLDER/table.sql",
+        client: None,
+    },
+    Server {
+        name: "redis",
+        line: "exec redis-server --port $PORT --save '' --appendonly no --loglevel warning",
+        client: Some(
+            "redis-benchmark -p $PORT -q -t set -r 1000000 -n 1000000 -d 100 -P 16 >/dev/null; exec redis-benchmark -p \
+             $PORT -q -l -t get -r 1000000 -n 1000000 -P 16",
+        ),
+    },
+];
+
+const PYTHON: &str = "\
+import random
+names = {i: str(i) for i in range(2_000_000)}
+keys = [random.randrange(2_000_000) for _ in range(1 << 20)]
+out = open('/dev/null', 'wb', buffering=0)
+while True:
+    for i in range(0, 1 << 20, 256):
+        sum(len(names[k]) for k in keys[i:i + 256])
+        out.write(b'x')
+";
+const TABLE: &str = "\
+CREATE TABLE t(k INTEGER PRIMARY KEY, v TEXT);
+WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i < 999999)
+INSERT INTO t SELECT i, hex(randomblob(40)) FROM n;
+";
+const QUERY: &str = "SELECT sum(length(t.v)) FROM (SELECT abs(random()) % 1000000 AS r FROM t LIMIT 50) a JOIN t ON t.k = a.r;";
+
+/// Runs the benchmark, or the named programs.
+pub fn run(parts: &[String]) -> Result<Outcome> {
+    let folder = tempfile::tempdir()?;
+    shell::succeed(
+        Command::new("cc").args(["-O1", C_SOURCE, "-o"]).arg(folder.path().join("gather")),
+    )
+    .context("install gcc")?;
+    fs::write(folder.path().join("table.sql"), TABLE)?;
+    let (mut rows, mut results) = (Vec::new(), Vec::new());
+    let chosen = |one: &&Server| parts.is_empty() || parts.iter().any(|part| part == one.name);
+    for server in SERVERS.iter().filter(chosen) {
+        let restart = restart(server, folder.path())?;
+        for _ in 0..EXPERIMENTS {
+            let live = experiment(server, folder.path())?;
+            rows.push(row(server.name, restart, &live));
+            results.push(json!({ "program": server.name, "restart": restart, "live": live }));
+        }
+    }
+    let held = results.iter().filter(|result| holds(result)).count();
+    let (all, needed) = (results.len(), results.len() * 9 / 10);
+    Ok(Outcome {
+        headings: vec![
+            "program",
+            "restart",
+            "live",
+            "nothing changed",
+            "time",
+            "tried",
+            "longest stop or block",
+            "rate",
+        ],
+        rows,
+        json: json!(results),
+        promise: (
+            format!(
+                "the interval holds the restart's speed-up in 9 of 10 ({held} of {all}); half of it is at most {:.0} \
+                 points, no stop is longer than 20 ms, and the rate stays above 98 %",
+                HALF_WIDTH_MAX * 100.0
+            ),
+            held >= needed && results.iter().all(|result| is_gentle(&result["live"])),
+        ),
+    })
+}
+
+fn holds(result: &Value) -> bool {
+    let of = |key: &str| result["live"]["speedup"][key].as_f64();
+    let (Some(low), Some(high), Some(restart)) =
+        (of("low"), of("high"), result["restart"].as_f64())
+    else {
+        return false;
+    };
+    low <= restart && restart <= high
+}
+
+fn is_gentle(live: &Value) -> bool {
+    let of = |key: &str| live["speedup"][key].as_f64().unwrap_or(f64::NAN);
+    of("high") - of("low") <= 2.0 * HALF_WIDTH_MAX
+        && live["stop_ns_max"].as_u64().is_some_and(|ns| ns <= STOP_NS_MAX)
+        && live["throughput"].as_f64().is_some_and(|rate| rate >= THROUGHPUT_MIN)
+}
+
+fn row(name: &str, restart: f64, live: &Value) -> Vec<String> {
+    let ratio = |key: &str| match &live[key] {
+        Value::Null => "no verdict".to_string(),
+        ratio => {
+            let of = |key: &str| ratio[key].as_f64().unwrap_or(f64::NAN);
+            format!("{:.2} ({:.2}–{:.2})", of("value"), of("low"), of("high"))
+        }
+    };
+    let number = |key: &str| live[key].as_f64().unwrap_or(f64::NAN);
+    let stop_ns = number("stop_ns_max").max(number("block_ns_max"));
+    vec![
+        name.into(),
+        format!("{restart:.2}"),
+        ratio("speedup"),
+        ratio("check"),
+        format!("{:.0} s", number("elapsed_ns") / 1e9),
+        format!(
+            "{:.0} of {:.0} MiB",
+            number("tried_bytes") / 1048576.0,
+            number("base_bytes") / 1048576.0
+        ),
+        format!("{:.1} ms", stop_ns / 1e6),
+        format!("{:.0} %", number("throughput") * 100.0),
+    ]
+}
+
+/// A program that runs, its client, and the process that does the work.
+struct RunningServer {
+    children: Vec<Child>,
+    pid: u32,
+}
+
+impl RunningServer {
+    fn start(server: &Server, folder: &Path, wrapper: &str, cpu: &str) -> Result<RunningServer> {
+        let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port().to_string();
+        let shell = |line: &str, cpu: &str| {
+            let mut command = Command::new("taskset");
+            command.args(["-c", cpu, "sh", "-c", line]).stdout(Stdio::null()).stdin(Stdio::null());
+            command
+                .env("FOLDER", folder)
+                .env("PORT", &port)
+                .env("PYTHON", PYTHON)
+                .env("QUERY", QUERY);
+            command.env("LARGE", if wrapper.is_empty() { "" } else { "large" });
+            command.spawn().context("install util-linux")
+        };
+        let line = server.line.replace("exec ", &format!("exec {wrapper} "));
+        let mut children = vec![shell(&line, cpu)?];
+        std::thread::sleep(Duration::from_millis(500));
+        if let Some(client) = server.client {
+            children.push(shell(client, "1")?);
+        }
+        std::thread::sleep(WARM_UP);
+        let pid = largest(children[0].id())?;
+        Ok(RunningServer { children, pid })
+    }
+
+    /// Returns the CPU time and the calls that read or wrote.
+    fn seen(&self) -> Result<(f64, f64)> {
+        let schedstat = fs::read_to_string(format!("/proc/{}/schedstat", self.pid))?;
+        let cpu_ns: f64 = schedstat.split(' ').next().context("no time")?.parse()?;
+        let io = fs::read_to_string(format!("/proc/{}/io", self.pid))?;
+        let of = |name: &str| {
+            io.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<f64>().ok())
+        };
+        Ok((cpu_ns, of("syscr:").context("no calls")? + of("syscw:").context("no calls")?))
+    }
+}
+
+impl Drop for RunningServer {
+    fn drop(&mut self) {
+        // A pipe's other end stops with the program that reads it.
+        let _ = Command::new("kill").arg(self.pid.to_string()).status();
+        for child in &mut self.children {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Returns the process with the most memory of one and its descendants.
+fn largest(root: u32) -> Result<u32> {
+    let mut all = vec![root];
+    let mut at = 0;
+    while let Some(pid) = all.get(at).copied() {
+        let path = PathBuf::from(format!("/proc/{pid}/task/{pid}/children"));
+        let children = fs::read_to_string(path).unwrap_or_default();
+        all.extend(children.split_whitespace().filter_map(|word| word.parse::<u32>().ok()));
+        at += 1;
+    }
+    let resident = |pid: &u32| {
+        let statm = fs::read_to_string(format!("/proc/{pid}/statm")).unwrap_or_default();
+        statm.split(' ').nth(1).and_then(|word| word.parse::<u64>().ok()).unwrap_or(0)
+    };
+    all.into_iter().max_by_key(resident).context("no process")
+}
+
+/// Returns how many times as fast the program is on huge pages when it starts on them.
+fn restart(server: &Server, folder: &Path) -> Result<f64> {
+    let wrapper = format!("{} ppgsz -o heap=2M,anon=2M", pagetax()?);
+    let base = RunningServer::start(server, folder, "", "0")?;
+    let huge = RunningServer::start(server, folder, &wrapper, "0")?;
+    let before = [base.seen()?, huge.seen()?];
+    std::thread::sleep(PAIR);
+    let after = [base.seen()?, huge.seen()?];
+    let cost = |at: usize| (after[at].0 - before[at].0) / (after[at].1 - before[at].1);
+    ensure!(cost(0).is_finite() && cost(1).is_finite(), "{} makes no progress", server.name);
+    Ok(cost(0) / cost(1))
+}
+
+fn experiment(server: &Server, folder: &Path) -> Result<Value> {
+    let running = RunningServer::start(server, folder, "", "0")?;
+    let pid = running.pid.to_string();
+    let mut command = Command::new(pagetax()?);
+    command.args(["diagnose", "-q", "-p", &pid, "--progress", "calls", "--yes", "--json"]);
+    Ok(serde_json::from_str(&shell::output(&mut command)?)?)
+}
