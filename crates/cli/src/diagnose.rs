@@ -2,6 +2,7 @@
 //!
 //! The command's own output never mixes with the report; the exit status is the command's own.
 
+mod all;
 mod scratch;
 mod steps;
 mod warnings;
@@ -48,7 +49,8 @@ Examples:
   pagetax diagnose --runs 10 -- python3 report.py        tighter intervals
   pagetax diagnose --side-by-side -- python3 report.py   on a machine whose speed varies
   pagetax diagnose --pages 4K,2M,hugetlb:2M -- ./server  also pages of the hugetlb pool
-  pagetax diagnose --json=before.json -- ./job           to compare later: pagetax compare";
+  pagetax diagnose --json=before.json -- ./job           to compare later: pagetax compare
+  pagetax diagnose --all                                 which running process pays most?";
 
 /// Seed of the resampling, so that the same runs give the same intervals.
 const SEED: u64 = 2004;
@@ -115,6 +117,14 @@ pub struct Args {
     #[arg(long)]
     ignore_failure: bool,
 
+    /// Rank all running processes by what virtual memory costs them, without a change to any of them
+    #[arg(long, conflicts_with_all = ["command", "sizes", "side_by_side", "trace", "input", "allow_sysfs"])]
+    all: bool,
+
+    /// Time to watch running processes
+    #[arg(long = "for", value_name = "TIME")]
+    for_time: Option<Nanos>,
+
     #[command(flatten)]
     formats: Outputs<Diagnosis>,
 
@@ -133,6 +143,9 @@ const SHARED_CPU: &str = "compare runs that share a CPU (--side-by-side) if it m
 
 /// Runs `pagetax diagnose -- COMMAND`.
 pub fn run(args: Args) -> Result<ExitCode> {
+    if args.all {
+        return all::run(&args.formats.for_kind(), args.for_time);
+    }
     let tunables = std::env::var("GLIBC_TUNABLES").ok();
     let (recipes, skipped) = recipes(&args, tunables.as_deref(), &PageSettings::host())?;
     let recorded = args.trace.as_deref().map(recorded).transpose()?;

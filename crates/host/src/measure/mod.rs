@@ -8,6 +8,7 @@ pub mod environment;
 pub mod hatstat;
 pub mod kswapd;
 pub mod perf;
+pub mod ranking;
 pub mod stacks;
 pub mod system;
 pub mod tlb_events;

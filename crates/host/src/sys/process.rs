@@ -14,6 +14,26 @@ use std::time::{Duration, Instant};
 /// The time between two questions whether a child has ended, where no pidfd tells.
 const PAUSE: Duration = Duration::from_millis(5);
 
+/// Returns the CPU time of all threads of a process in nanoseconds, up to this moment. /proc shows it as of the
+/// last tick.
+///
+/// # Errors
+/// Fails as clock_getcpuclockid(3) does: the process has ended, or is a thread.
+pub fn cpu_clock_ns(pid: u32) -> io::Result<u64> {
+    let pid = libc::pid_t::try_from(pid).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let (mut clock, mut time) = (0, libc::timespec { tv_sec: 0, tv_nsec: 0 });
+    // SAFETY: `clock` outlives the call, which writes only it.
+    let code = unsafe { libc::clock_getcpuclockid(pid, &mut clock) };
+    if code != 0 {
+        return Err(io::Error::from_raw_os_error(code));
+    }
+    // SAFETY: `time` outlives the call, which writes only it.
+    if unsafe { libc::clock_gettime(clock, &mut time) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
+}
+
 /// CPU time, faults and switches, as of getrusage(2).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {

@@ -1,0 +1,119 @@
+// The programs that `cargo xtask bench ranking` mixes. Usage: ranking_loads KIND MIB base|huge [NICE_MS]
+//
+// Each works in rounds until it is killed. After SIGUSR1 it prints its rounds and its CPU time in ns, and ends.
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+static volatile sig_atomic_t is_over;
+static uint64_t rounds;
+
+static void stop(int signal) {
+    (void)signal;
+    is_over = 1;
+}
+
+static uint64_t next(uint64_t *state) {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    return *state;
+}
+
+static char *map(size_t bytes, int is_huge) {
+    // One block more, so that the start can be moved to a huge page's.
+    size_t block = 2 << 20;
+    char *start = mmap(NULL, bytes + block, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (start == MAP_FAILED) {
+        exit(2);
+    }
+    start = (char *)(((uintptr_t)start + block - 1) & ~(block - 1));
+    madvise(start, bytes, is_huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+    return start;
+}
+
+// Loads whose addresses are known beforehand.
+static uint64_t gather(const char *memory, size_t bytes, uint64_t *state) {
+    uint64_t sum = 0;
+    for (int i = 0; i < 4096; i++) {
+        sum += *(const uint64_t *)(memory + (next(state) % (bytes / 64)) * 64);
+    }
+    return sum;
+}
+
+// Each address is the result of the previous load.
+static uint64_t chase(const char *memory, size_t bytes, uint64_t *state) {
+    uint64_t at = *state;
+    for (int i = 0; i < 4096; i++) {
+        at = at * 6364136223846793005u + 1442695040888963407u;
+        at += *(const uint64_t *)(memory + ((at >> 20) % (bytes / 64)) * 64);
+    }
+    return *state = at;
+}
+
+static uint64_t sequential(const char *memory, size_t bytes, size_t *at) {
+    uint64_t sum = 0;
+    for (int i = 0; i < 4096; i++, *at = (*at + 64) % bytes) {
+        sum += *(const uint64_t *)(memory + *at);
+    }
+    return sum;
+}
+
+static uint64_t compute(uint64_t *state) {
+    uint64_t sum = 0;
+    for (int i = 0; i < 65536; i++) {
+        sum += next(state) >> 3;
+    }
+    return sum;
+}
+
+// First writes of new memory, a page each.
+static uint64_t fault(char *memory, size_t bytes) {
+    for (size_t at = 0; at < bytes; at += 4096) {
+        memory[at] = 1;
+    }
+    madvise(memory, bytes, MADV_DONTNEED);
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    if (argc < 4) {
+        return 2;
+    }
+    const char *kind = argv[1];
+    size_t bytes = (size_t)atoi(argv[2]) << 20;
+    long rest_us = argc > 4 ? atol(argv[4]) : 0;
+    char *memory = map(bytes, strcmp(argv[3], "huge") == 0);
+    uint64_t state = 88172645463325252u, sum = 0;
+    size_t at = 0;
+    signal(SIGUSR1, stop);
+    if (strcmp(kind, "fault") != 0) {
+        memset(memory, 0, bytes);
+    }
+    struct timespec begin, end;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &begin);
+    puts("up");
+    fflush(stdout);
+    while (!is_over) {
+        switch (kind[0]) {
+        case 'g': sum += gather(memory, bytes, &state); break;
+        case 'c': sum += kind[1] == 'h' ? chase(memory, bytes, &state) : compute(&state); break;
+        case 's': sum += kind[1] == 'e' ? sequential(memory, bytes, &at) : (uint64_t)usleep(100000); break;
+        case 'f': sum += fault(memory, bytes); break;
+        default: return 2;
+        }
+        rounds++;
+        if (rest_us > 0) {
+            usleep(rest_us);
+        }
+    }
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &end);
+    int64_t ns = (end.tv_sec - begin.tv_sec) * 1000000000ll + end.tv_nsec - begin.tv_nsec;
+    printf("%llu %lld %llu\n", (unsigned long long)rounds, (long long)ns, (unsigned long long)sum);
+    return 0;
+}
