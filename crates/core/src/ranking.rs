@@ -266,3 +266,160 @@ impl ProcessFigures {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::calibration::{
+        CALIBRATION_VERSION, FaultCost, Identity, Spread, WalkCost, WalkPattern::*,
+    };
+    use crate::counter::Provenance;
+
+    const MIB: u64 = 1 << 20;
+    const SECOND: u64 = 1_000_000_000;
+
+    /// Returns the calibration of a 2-core Xeon guest.
+    fn calibration() -> Calibration {
+        let spread = |median_ns: f64| Spread {
+            median_ns,
+            low_ns: median_ns * 0.9,
+            high_ns: median_ns * 1.1,
+            repetitions: 5,
+        };
+        let walk = |pattern, mib: u64, base: f64, huge: f64| WalkCost {
+            pattern,
+            working_set_bytes: mib * MIB,
+            base: spread(base),
+            huge: spread(huge),
+            extra: spread(base - huge),
+        };
+        let fault =
+            |kind, ns| FaultCost { kind, page_bytes: 4096, cost: Some(spread(ns)), why: None };
+        Calibration {
+            version: CALIBRATION_VERSION,
+            identity: Identity {
+                cpu_model: "Xeon".into(),
+                cpu_count: 2,
+                kernel: "6.18".into(),
+                memory_bytes: 24 << 30,
+                hypervisor: "kvm".into(),
+                page_table_isolation: false,
+            },
+            quick: true,
+            taken_unix_s: 0,
+            took_ns: 0,
+            base_page_bytes: 4096,
+            huge_page_bytes: 2 << 20,
+            faults: vec![
+                fault(FaultKind::AnonWrite, 1_877.0),
+                fault(FaultKind::FileCachedRead, 284.0),
+                fault(FaultKind::CowWrite, 4_180.0),
+            ],
+            walks: vec![
+                walk(Dependent, 4, 42.7, 44.4),
+                walk(Dependent, 16, 126.1, 105.1),
+                walk(Dependent, 64, 157.8, 127.6),
+                walk(Dependent, 256, 212.1, 142.6),
+                walk(Independent, 4, 21.4, 21.5),
+                walk(Independent, 16, 48.2, 43.0),
+                walk(Independent, 64, 59.7, 53.5),
+                walk(Independent, 256, 73.4, 59.1),
+            ],
+            notes: Vec::new(),
+            warnings: Vec::new(),
+        }
+    }
+
+    /// Returns the figures of a process that had a second of CPU time.
+    fn process(pid: u32, base_mib: u64, window: Result<TouchWindow, String>) -> ProcessFigures {
+        let interval = ProcessInterval {
+            user_ns: SECOND,
+            kernel_ns: 0,
+            fault_count: 0,
+            resident_bytes: base_mib * MIB,
+        };
+        ProcessFigures {
+            pid,
+            name: pid.to_string(),
+            user: "root".into(),
+            interval: Ok(interval),
+            window,
+            is_small: false,
+        }
+    }
+
+    fn window(cpu_ns: u64, base_mib: u64, touched_pages: u64) -> Result<TouchWindow, String> {
+        let (base_bytes, touched_bytes) = (base_mib * MIB, touched_pages * 4096);
+        Ok(TouchWindow { cpu_ns, base_bytes, touched_bytes, mark_ns: 338.0 })
+    }
+
+    fn ranked(figures: Vec<ProcessFigures>) -> Vec<RankedProcess> {
+        let calibration = calibration();
+        let processes = figures.into_iter().map(|figures| figures.row(&calibration)).collect();
+        let mut ranking =
+            Ranking { elapsed_ns: SECOND, cpu_count: 2, mark_ns: 338.0, how: "".into(), processes };
+        ranking.sort();
+        ranking.processes
+    }
+
+    #[test]
+    fn captured_windows_rank_random_before_sequential_before_computing() {
+        let mut faulting = process(5, 64, window(5_395_755, 50, 3_336));
+        let interval = faulting.interval.as_mut().unwrap();
+        (interval.kernel_ns, interval.user_ns) = (SECOND * 9 / 10, SECOND / 10);
+        interval.fault_count = 500_000;
+        let rows = ranked(vec![
+            process(1, 513, window(6_435_088, 513, 4)),
+            process(2, 65, window(5_455_265, 65, 6_717)),
+            process(3, 257, window(7_674_612, 257, 16_100)),
+            faulting,
+            process(6, 513, window(8_296_430, 513, 5_318)),
+        ]);
+        let pids: Vec<u32> = rows.iter().map(|row| row.pid).collect();
+        assert_eq!(pids, [5, 3, 2, 6, 1]);
+        assert!(rows[1].tax_share.unwrap() > 0.15, "{:?}", rows[1]);
+        assert!(rows[3].tax_share.unwrap() < 0.1 && rows[4].tax_share.unwrap() < 0.001);
+        for row in &rows {
+            let tax = &row.tax_ns;
+            assert!(tax.low <= tax.value && tax.value <= tax.high, "{row:?}");
+            assert_eq!(tax.high, row.tax_ns_max.value);
+            assert!(tax.high <= row.cpu_ns.value);
+        }
+    }
+
+    #[test]
+    fn a_process_that_cannot_be_looked_at_has_a_bound_and_its_reason() {
+        let why = "/proc/7/clear_refs: Permission denied";
+        let mut gone = process(8, 1, Err("it ended".into()));
+        gone.interval = Err("it ended".into());
+        let rows = ranked(vec![gone, process(7, 256, Err(why.into()))]);
+        assert_eq!((rows[0].pid, rows[0].tax_ns.why.as_deref()), (7, Some(why)));
+        let bound = rows[0].tax_ns_max.value.unwrap() as f64 / SECOND as f64;
+        assert!((0.3..0.4).contains(&bound), "{bound}");
+        assert_eq!((rows[0].touched_bytes.value, rows[0].tax_share), (None, None));
+        let gone = &rows[1];
+        assert!(gone.key_ns().is_none() && gone.cpu_ns.provenance == Provenance::Missing);
+    }
+
+    #[test]
+    fn small_memory_pays_for_faults_only() {
+        let mut small = process(1, 2, Err("small".into()));
+        small.is_small = true;
+        let interval = small.interval.as_mut().unwrap();
+        (interval.kernel_ns, interval.fault_count) = (SECOND, 100_000);
+        let rows = ranked(vec![small]);
+        assert_eq!(rows[0].tax_ns.value, Some(187_700_000));
+        assert_eq!(rows[0].touched_bytes.value, None);
+    }
+
+    #[test]
+    fn accesses_count_more_than_pages_once_most_are_touched() {
+        // Half of all pages: ln 2 × all accesses.
+        let half = TouchWindow { mark_ns: 0.0, ..window(1_000_000, 8, 1_024).unwrap() };
+        assert!((half.access_ns(4096) - 1_000_000.0 / (2_048.0 * 0.693_147)).abs() < 0.01);
+        let all = TouchWindow { mark_ns: 1_000.0, ..window(1_000_000, 8, 2_048).unwrap() };
+        assert!(all.access_ns(4096).is_finite() && all.access_ns(4096) > 0.0);
+        let none = TouchWindow { touched_bytes: 0, base_bytes: 0, ..half };
+        assert_eq!(none.walk_share(&calibration()).unwrap().0, 0.0);
+    }
+}

@@ -1,6 +1,7 @@
-// The programs that `cargo xtask bench ranking` mixes. Usage: ranking_loads KIND MIB base|huge [NICE_MS]
+// The programs that `cargo xtask bench ranking` mixes. Usage: ranking_loads KIND MIB base|huge [PERCENT]
 //
-// Each works in rounds until it is killed. After SIGUSR1 it prints its rounds and its CPU time in ns, and ends.
+// Each works in rounds, for so many percent of a CPU. After SIGUSR1 it prints its rounds and their CPU time in
+// nanoseconds, and ends.
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -10,12 +11,21 @@
 #include <time.h>
 #include <unistd.h>
 
+// The CPU time between two rests.
+#define WORK_NS 3000000
+
 static volatile sig_atomic_t is_over;
 static uint64_t rounds;
 
 static void stop(int signal) {
     (void)signal;
     is_over = 1;
+}
+
+static int64_t cpu_ns(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+    return time.tv_sec * 1000000000ll + time.tv_nsec;
 }
 
 static uint64_t next(uint64_t *state) {
@@ -26,7 +36,7 @@ static uint64_t next(uint64_t *state) {
 }
 
 static char *map(size_t bytes, int is_huge) {
-    // One block more, so that the start can be moved to a huge page's.
+    // A block more leaves room to align the start.
     size_t block = 2 << 20;
     char *start = mmap(NULL, bytes + block, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (start == MAP_FAILED) {
@@ -87,7 +97,7 @@ int main(int argc, char **argv) {
     }
     const char *kind = argv[1];
     size_t bytes = (size_t)atoi(argv[2]) << 20;
-    long rest_us = argc > 4 ? atol(argv[4]) : 0;
+    int percent = argc > 4 ? atoi(argv[4]) : 100;
     char *memory = map(bytes, strcmp(argv[3], "huge") == 0);
     uint64_t state = 88172645463325252u, sum = 0;
     size_t at = 0;
@@ -95,8 +105,7 @@ int main(int argc, char **argv) {
     if (strcmp(kind, "fault") != 0) {
         memset(memory, 0, bytes);
     }
-    struct timespec begin, end;
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &begin);
+    int64_t begin = cpu_ns(), worked = begin;
     puts("up");
     fflush(stdout);
     while (!is_over) {
@@ -108,12 +117,12 @@ int main(int argc, char **argv) {
         default: return 2;
         }
         rounds++;
-        if (rest_us > 0) {
-            usleep(rest_us);
+        int64_t work = cpu_ns() - worked;
+        if (percent < 100 && work > WORK_NS) {
+            usleep(work / 1000 * (100 - percent) / percent);
+            worked = cpu_ns();
         }
     }
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &end);
-    int64_t ns = (end.tv_sec - begin.tv_sec) * 1000000000ll + end.tv_nsec - begin.tv_nsec;
-    printf("%llu %lld %llu\n", (unsigned long long)rounds, (long long)ns, (unsigned long long)sum);
+    printf("%llu %lld %llu\n", (unsigned long long)rounds, (long long)(cpu_ns() - begin), (unsigned long long)sum);
     return 0;
 }
