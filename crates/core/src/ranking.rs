@@ -113,8 +113,8 @@ const REST_MIN: f64 = 0.05;
 const TOUCHED_MAX: f64 = 0.95;
 
 impl TouchWindow {
-    /// Returns the CPU time between accesses to pages at random, in nanoseconds. A page that is accessed twice
-    /// counts once in the window: n accesses to N pages touch N × (1 − e^(−n/N)) of them.
+    /// Returns the CPU time between accesses to pages at random, in nanoseconds. A page that is accessed
+    /// twice counts once in the window: n accesses to N pages touch N × (1 − e^(−n/N)) of them.
     pub fn access_ns(&self, page_bytes: u64) -> f64 {
         let pages = |bytes: u64| bytes as f64 / page_bytes as f64;
         let all = pages(self.base_bytes).max(1.0);

@@ -1,8 +1,8 @@
 //! The first process of `pagetax diagnose --all` beside the one that gains most, in mixes of ten processes.
 //!
-//! The gain of a process is its CPU time in the mix × the share that the same program saves on 2M pages. A
-//! restart A/B measures this share once for each program: both run at a time on one CPU, so that changes of its
-//! speed affect both.
+//! The gain of a process is its CPU time in the mix × the share that the same program saves on 2M pages.
+//! A restart A/B measures this share once for each program: both run at a time on one CPU, so that changes
+//! of its speed affect both.
 
 use super::{Outcome, median, pagetax};
 use crate::shell;
@@ -22,6 +22,8 @@ const MIXES: u64 = 12;
 const PROCESSES: usize = 10;
 /// Mixes in which the first process must be the one that gains most, of ten.
 const PROMISED_OF_TEN: f64 = 8.0;
+/// A process that gains so much of the most is as good a first one: programs differ by more between runs.
+const NEAR: f64 = 0.9;
 const AB_ROUNDS: usize = 3;
 const AB_TIME: Duration = Duration::from_millis(1_500);
 const INTERVAL: &str = "3s";
@@ -153,7 +155,7 @@ fn saved_share(load: &Load, program: &Path) -> Result<f64> {
     Ok(median(shares).max(0.0))
 }
 
-/// A small generator, so that a seed gives the same mix everywhere.
+/// Returns the next number of a generator. A seed gives the same mix everywhere.
 fn draw(state: &mut u64, below: usize) -> usize {
     *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
     (*state >> 33) as usize % below
@@ -177,6 +179,7 @@ fn mix(seed: u64) -> Vec<(usize, u64)> {
 struct MixOutcome {
     names: Vec<String>,
     gains: Vec<f64>,
+    estimates: Vec<Option<f64>>,
     by_tax: Option<usize>,
     by_cpu: usize,
     by_resident: usize,
@@ -221,7 +224,12 @@ fn run_mix(seed: u64, saved: &[f64], program: &Path, pagetax: &str) -> Result<Mi
         processes.iter().any(|process| pid(process) == row.pid)
     };
     let first = ranking.processes.iter().find(is_ours).map(|row| row.pid);
+    let estimate = |process: &LoadProcess| {
+        let row = ranking.processes.iter().find(|row| row.pid == pid(process))?;
+        Some(row.tax_ns.value? as f64 / ranking.elapsed_ns as f64)
+    };
     Ok(MixOutcome {
+        estimates: processes.iter().map(estimate).collect(),
         names: drawn.iter().map(|(index, _)| LOADS[*index].name()).collect(),
         gains: drawn.iter().zip(&cpu).map(|((index, _), cpu)| cpu * saved[*index]).collect(),
         by_tax: processes.iter().position(|process| Some(pid(process)) == first),
@@ -250,29 +258,30 @@ pub fn run(parts: &[String]) -> Result<Outcome> {
         Ok(share)
     };
     let saved = LOADS.iter().map(saved).collect::<Result<Vec<f64>>>()?;
-    let (mut rows, mut results, mut hits) = (Vec::new(), Vec::new(), [0usize; 3]);
+    let (mut rows, mut results) = (Vec::new(), Vec::new());
+    let (mut hits, mut near) = ([0usize; 3], [0usize; 3]);
     for seed in &seeds {
         let mix = run_mix(*seed, &saved, &program, &pagetax)?;
         let best = mix.best();
         let firsts = [mix.by_tax, Some(mix.by_cpu), Some(mix.by_resident)];
-        for (hit, first) in hits.iter_mut().zip(firsts) {
-            *hit += usize::from(first == Some(best));
+        for (at, first) in firsts.iter().enumerate() {
+            let gain = first.map_or(0.0, |first| mix.gains[first]);
+            hits[at] += usize::from(*first == Some(best));
+            near[at] += usize::from(gain >= NEAR * mix.gains[best]);
         }
         let cell = |at: usize| format!("{} ({:.1} %)", mix.names[at], mix.gains[at] * 100.0);
         let firsts = firsts.map(|first| first.map_or("none".into(), cell));
         rows.push([vec![seed.to_string(), cell(best)], firsts.to_vec()].concat());
         results.push(json!({"seed": seed, "loads": mix.names, "gains": mix.gains, "best": best,
-            "by_tax": mix.by_tax, "by_cpu": mix.by_cpu, "by_resident": mix.by_resident}));
+            "estimates": mix.estimates, "by_tax": mix.by_tax, "by_cpu": mix.by_cpu, "by_resident": mix.by_resident}));
     }
-    let [tax, cpu, resident] = hits;
     let count = seeds.len();
-    rows.push(vec![
-        "first is best".into(),
-        String::new(),
-        format!("{tax} of {count}"),
-        format!("{cpu} of {count}"),
-        format!("{resident} of {count}"),
-    ]);
+    let summary = |name: &str, hits: [usize; 3]| {
+        let cells = hits.map(|hits| format!("{hits} of {count}"));
+        [vec![name.to_string(), String::new()], cells.to_vec()].concat()
+    };
+    rows.push(summary("gains most", hits));
+    rows.push(summary("or 90 % of that", near));
     Ok(Outcome {
         headings: vec!["mix", "gains most (of a CPU)", "first of --all", "by CPU", "by RSS"],
         rows,
@@ -280,7 +289,7 @@ pub fn run(parts: &[String]) -> Result<Outcome> {
             "mixes": results}),
         promise: (
             "the first of --all gains most in at least 8 of 10 mixes".into(),
-            tax as f64 * 10.0 >= PROMISED_OF_TEN * count as f64,
+            hits[0] as f64 * 10.0 >= PROMISED_OF_TEN * count as f64,
         ),
     })
 }

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 /// The time between two questions whether a child has ended, where no pidfd tells.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Returns the CPU time of all threads of a process in nanoseconds, up to this moment. /proc shows it as of the
-/// last tick.
+/// Returns the CPU time of all threads of a process in nanoseconds, up to this moment. /proc shows it as
+/// of the last tick.
 ///
 /// # Errors
 /// Fails as clock_getcpuclockid(3) does: the process has ended, or is a thread.
