@@ -2,6 +2,7 @@
 //!
 //! The command's own output never mixes with the report; the exit status is the command's own.
 
+mod all;
 mod live;
 mod scratch;
 mod steps;
@@ -50,7 +51,8 @@ Examples:
   pagetax diagnose --side-by-side -- python3 report.py   on a machine whose speed varies
   pagetax diagnose -p 1234                               a process that runs already: nothing restarts
   pagetax diagnose --pages 4K,2M,hugetlb:2M -- ./server  also pages of the hugetlb pool
-  pagetax diagnose --json=before.json -- ./job           to compare later: pagetax compare";
+  pagetax diagnose --json=before.json -- ./job           to compare later: pagetax compare
+  pagetax diagnose --all                                 which running process pays most?";
 
 /// Seed of the resampling, so that the same runs give the same intervals.
 const SEED: u64 = 2004;
@@ -131,13 +133,16 @@ pub struct Args {
 /// The page sizes to try when none are given.
 const SIZES: [&str; 4] = ["4K,64K,2M", "stack=2M", "text=2M", "heap=2M,stack=2M,text=2M"];
 
-/// What may settle a verdict that the runs left open, where they shared a CPU and where they did not.
+/// The remedies of a verdict that the runs left open, where they shared a CPU and where they did not.
 const MORE_TIME: &str = "give it more time (--time 10min) or a quieter machine";
 const SHARED_CPU: &str = "compare runs that share a CPU (--side-by-side) if it may run several times at \
                           once, or give it more time (--time 10min)";
 
 /// Runs `pagetax diagnose -- COMMAND`.
 pub fn run(args: Args) -> Result<ExitCode> {
+    if args.live.all {
+        return all::run(&args.formats.for_kind(), args.live.for_time);
+    }
     if !args.live.pids.is_empty() {
         return live::run(&args.live, &args.formats.for_kind());
     }

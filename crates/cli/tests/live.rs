@@ -208,3 +208,46 @@ fn a_calibration_is_kept_where_it_belongs_and_settings_are_put_back() {
     }
     assert_eq!(setting(), before);
 }
+
+/// A child that ends with this value.
+struct Running(std::process::Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn all_ranks_random_reads_before_a_loop_and_harms_neither() {
+    let (folder, program) = for_everybody();
+    let cache = folder.path().join("cache");
+    let set = ["--set", "page_size=base", "--set", "size=96M", "--set", "count=20_000_000_000"];
+    let mut gather = pagetax(&["run", "tlb-gather"]);
+    let mut gather = Running(gather.args(set).spawn().unwrap());
+    let mut spin = command(Path::new("sh"), &["-c", "while :; do :; done"]);
+    let mut spin = Running(spin.spawn().unwrap());
+    std::thread::sleep(Duration::from_secs(3));
+    let mut all = command(&program, &["diagnose", "--all", "--for", "2s", "--json"]);
+    let output = all.env("XDG_CACHE_HOME", &cache).output().unwrap();
+    let ranking: pagetax_core::ranking::Ranking = document(&output);
+    let row = |child: &Running| ranking.processes.iter().find(|row| row.pid == child.0.id());
+    let (gather_row, spin_row) = (row(&gather).unwrap(), row(&spin).unwrap());
+    let touched = gather_row.touched_bytes.value.unwrap_or_else(|| panic!("{gather_row:?}"));
+    assert!(touched > 1 << 20, "{gather_row:?}");
+    assert!(gather_row.tax_ns.value > spin_row.tax_ns.value, "{gather_row:?} {spin_row:?}");
+    assert_eq!(spin_row.touched_bytes.value, None, "a shell has less than 4 MiB");
+    for child in [&mut gather, &mut spin] {
+        assert!(child.0.try_wait().unwrap().is_none(), "it goes on");
+    }
+    if is_root() {
+        let mut blind = command(&program, &["diagnose", "--all", "--for", "1s", "--json"]);
+        blind.uid(NOBODY).gid(NOBODY).env("XDG_CACHE_HOME", folder.path().join("nobody"));
+        let ranking: pagetax_core::ranking::Ranking = document(&blind.output().unwrap());
+        let row = ranking.processes.iter().find(|row| row.pid == gather.0.id()).unwrap();
+        assert!(row.tax_ns.value.is_none() && row.tax_ns_max.value.is_some(), "{row:?}");
+        assert!(row.tax_ns.why.as_ref().unwrap().contains("clear_refs"), "{row:?}");
+    }
+}

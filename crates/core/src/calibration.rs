@@ -296,11 +296,17 @@ impl Calibration {
         })
     }
 
+    /// Returns the time of an access on base pages over this working set, interpolated as by
+    /// [`Calibration::walk_extra`].
+    pub fn walk_base(&self, pattern: WalkPattern, working_set_bytes: u64) -> Option<Spread> {
+        self.interpolate(pattern, working_set_bytes, |walk| walk.base)
+    }
+
     /// Returns the largest share of user time that translation can take over this working set, 0 to 1. It is
     /// that of a program which only follows pointers from page to page.
     pub fn walk_share_max(&self, working_set_bytes: u64) -> Option<f64> {
         let extra = self.walk_extra(WalkPattern::Dependent, working_set_bytes)?;
-        let base = self.interpolate(WalkPattern::Dependent, working_set_bytes, |walk| walk.base)?;
+        let base = self.walk_base(WalkPattern::Dependent, working_set_bytes)?;
         (base.median_ns > 0.0).then(|| (extra.high_ns / base.median_ns).clamp(0.0, 1.0))
     }
 

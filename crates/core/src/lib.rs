@@ -27,6 +27,7 @@ pub mod network_memory;
 pub mod page_size;
 pub mod plan;
 pub mod quantity;
+pub mod ranking;
 pub mod replay;
 pub mod report;
 pub mod sequential;

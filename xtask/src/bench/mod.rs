@@ -13,6 +13,7 @@ mod page;
 mod pages;
 mod preload;
 mod programs;
+mod ranking;
 mod recorder;
 mod remote;
 mod remote_programs;
@@ -93,6 +94,11 @@ const BENCHES: &[Bench] = &[
         name: "preload",
         what: "what the preload library costs `true`, and each allocation (limit: 1 ms)",
         run: |_| preload::run(),
+    },
+    Bench {
+        name: "ranking",
+        what: "the first process of `diagnose --all` beside the one that gains most, in mixes; parts: seeds",
+        run: ranking::run,
     },
     Bench {
         name: "server",

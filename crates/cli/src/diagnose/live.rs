@@ -30,7 +30,11 @@ pub struct LiveArgs {
     #[arg(conflicts_with_all = ["command", "runs", "sizes", "side_by_side", "trace"])]
     pub pids: Vec<u32>,
 
-    /// The time to take at most [default: 1min]
+    /// Rank all running processes by what virtual memory costs them, without a change to any of them
+    #[arg(long, conflicts_with_all = ["command", "runs", "sizes", "side_by_side", "trace", "input", "pids"])]
+    pub all: bool,
+
+    /// The time to take at most [default: 1min], or with --all to watch [default: 5s]
     #[arg(long = "for", value_name = "TIME")]
     pub for_time: Option<Nanos>,
 

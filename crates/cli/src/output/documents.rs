@@ -23,6 +23,7 @@ use pagetax_core::document::Document;
 use pagetax_core::explain::Explanations;
 use pagetax_core::hatstat::HatStat;
 use pagetax_core::live_tax::LiveTax;
+use pagetax_core::ranking::Ranking;
 use pagetax_core::report::Runs;
 use pagetax_core::system_stat::SystemStat;
 use pagetax_host::measure::doctor::Doctor;
@@ -87,6 +88,7 @@ documents! {
     PageMaps: [],
     PageSizeChange: [],
     PageSizes: [],
+    Ranking: [],
     Reproduction: [("markdown", "the tables as Markdown, as in docs/validation.md", |document| {
         Ok(reproduction::markdown(document))
     })],

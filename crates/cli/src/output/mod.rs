@@ -17,6 +17,7 @@ pub mod misscurve;
 pub mod pagemap;
 pub mod pages;
 pub mod progress;
+pub mod ranking;
 #[cfg(test)]
 mod registry;
 pub mod report;

@@ -9,6 +9,7 @@ pub mod hatstat;
 pub mod kswapd;
 pub mod live;
 pub mod perf;
+pub mod ranking;
 pub mod stacks;
 pub mod system;
 pub mod tlb_events;

@@ -14,19 +14,23 @@ use std::time::{Duration, Instant};
 /// The time between two questions whether a child has ended, where no pidfd tells.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Returns the CPU time of all threads of a process, ended ones included, in nanoseconds.
+/// Returns the CPU time of all threads of a process in nanoseconds, up to this moment. /proc shows it as
+/// of the last tick.
 ///
 /// # Errors
-/// `ESRCH` if there is no such process.
-pub fn cpu_time_ns(pid: Pid) -> io::Result<u64> {
+/// Fails as clock_getcpuclockid(3) does: the process has ended, or is a thread.
+pub fn cpu_clock_ns(pid: u32) -> io::Result<u64> {
+    let pid = libc::pid_t::try_from(pid).map_err(|_| io::ErrorKind::InvalidInput)?;
     let (mut clock, mut time) = (0, libc::timespec { tv_sec: 0, tv_nsec: 0 });
-    // SAFETY: the call writes one clock id.
-    match unsafe { libc::clock_getcpuclockid(pid.as_raw_nonzero().get(), &raw mut clock) } {
-        0 => {}
-        error => return Err(io::Error::from_raw_os_error(error)),
+    // SAFETY: `clock` outlives the call, which writes only it.
+    let code = unsafe { libc::clock_getcpuclockid(pid, &mut clock) };
+    if code != 0 {
+        return Err(io::Error::from_raw_os_error(code));
     }
-    // SAFETY: the call writes one timespec.
-    super::mapping::check(unsafe { libc::clock_gettime(clock, &raw mut time) })?;
+    // SAFETY: `time` outlives the call, which writes only it.
+    if unsafe { libc::clock_gettime(clock, &mut time) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
     Ok(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
 }
 

@@ -12,7 +12,7 @@ use crate::measure::system::{LOOK_INTERVAL_NS, Scope, SystemWatch, cost};
 use crate::pages::change::{FullBlocks, Outcome};
 use crate::pages::pagemap::{self, PageMap, Pages, diff};
 use crate::pages::target::{Refusal, Target};
-use crate::sys::process::cpu_time_ns;
+use crate::sys::process::cpu_clock_ns;
 use crate::sys::signal::asked_to_stop;
 use pagetax_core::calibration::Calibration;
 use pagetax_core::live_tax::{Cycle, LiveProcess, LiveTax, UNITS_MIN, Window};
@@ -291,7 +291,7 @@ impl Experiment {
 
     fn cpu_ns(&self) -> Result<u64, String> {
         let each = self.subjects.iter().map(|subject| match subject.target.is_alive() {
-            true => cpu_time_ns(subject.target.pid()).map_err(|error| error.to_string()),
+            true => cpu_clock_ns(subject.before.pid).map_err(|error| error.to_string()),
             false => Err(format!("process {} has ended", subject.before.pid)),
         });
         each.sum()
