@@ -74,6 +74,24 @@ fn a_running_process_is_diagnosed_and_is_as_before() {
 }
 
 #[test]
+fn a_probe_counts_the_calls_of_a_function() {
+    let has_probes = std::path::Path::new("/sys/bus/event_source/devices/uprobe/type").exists();
+    if !has_probes || !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: probes need root and a kernel with uprobes");
+        return;
+    }
+    let gather = Gather::start(16);
+    let words = ["--progress", "probe:gather_step", "--yes", "--for", "6s", "--json"];
+    let output = diagnose(gather.child.id(), &words);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let live: LiveTax = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(live.before.unit_count > 0 && live.speedup.is_some(), "{live:?}");
+    let unknown = diagnose(gather.child.id(), &["--progress", "probe:no_such_function", "--yes"]);
+    assert!(text(&unknown.stderr).contains("no function `no_such_function`"));
+    gather.end();
+}
+
+#[test]
 fn nothing_is_changed_without_consent() {
     let gather = Gather::start(16);
     let refused = diagnose(gather.child.id(), &[]);

@@ -58,7 +58,7 @@ pub struct LiveTax {
     pub stop_ns_max: u64,
     /// The longest call about one block of 2M, in nanoseconds: a thread that touches it waits so long.
     pub block_ns_max: u64,
-    /// What is not as it was before of the memory that was tried, by kind.
+    /// The kinds of pages of the tried memory that are not as they were before.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub changes: Vec<String>,
     /// The costs by cause before any change.
@@ -66,7 +66,7 @@ pub struct LiveTax {
     pub budget: Option<SystemInterval>,
     /// The result.
     pub verdict: Verdict,
-    /// What limits its use.
+    /// The limits of the result.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<Warning>,
 }
@@ -114,11 +114,11 @@ impl Window {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Cycle {
-    /// On base pages, after calls that changed nothing.
+    /// The window on base pages, after calls that changed nothing.
     pub unchanged: Window,
-    /// On huge pages.
+    /// The window on huge pages.
     pub huge: Window,
-    /// On base pages again.
+    /// The window on base pages again.
     pub split: Window,
 }
 
@@ -217,7 +217,7 @@ impl LiveTax {
 mod tests {
     use super::*;
 
-    /// Makes an experiment whose costs for each unit are so many times 1 µs: the drift of each window is its own.
+    /// Makes an experiment whose costs for each unit are so many times 1 µs. Each window is slower by a drift.
     fn experiment(cycles: usize, huge: f64, unchanged: f64, drift: f64) -> LiveTax {
         let mut at = 0;
         let mut window = |factor: f64| {

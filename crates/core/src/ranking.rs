@@ -416,7 +416,9 @@ mod tests {
     fn accesses_count_more_than_pages_once_most_are_touched() {
         // Half of all pages: ln 2 × all accesses.
         let half = TouchWindow { mark_ns: 0.0, ..window(1_000_000, 8, 1_024).unwrap() };
-        assert!((half.access_ns(4096) - 1_000_000.0 / (2_048.0 * 0.693_147)).abs() < 0.01);
+        assert!(
+            (half.access_ns(4096) - 1_000_000.0 / (2_048.0 * std::f64::consts::LN_2)).abs() < 0.01
+        );
         let all = TouchWindow { mark_ns: 1_000.0, ..window(1_000_000, 8, 2_048).unwrap() };
         assert!(all.access_ns(4096).is_finite() && all.access_ns(4096) > 0.0);
         let none = TouchWindow { touched_bytes: 0, base_bytes: 0, ..half };

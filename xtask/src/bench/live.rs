@@ -23,22 +23,22 @@ const STOP_NS_MAX: u64 = 20_000_000;
 const THROUGHPUT_MIN: f64 = 0.98;
 
 /// A program that runs until it is ended, as a line of a shell. `$FOLDER` holds gather, `$PORT` is free.
-struct Server {
+struct LiveServer {
     name: &'static str,
     line: &'static str,
     /// A client that keeps it busy, on another CPU.
     client: Option<&'static str>,
 }
 
-const SERVERS: &[Server] = &[
-    Server { name: "gather", line: "exec $FOLDER/gather 256 $LARGE", client: None },
-    Server { name: "python3", line: "exec python3 -c \"$PYTHON\"", client: None },
-    Server {
+const SERVERS: &[LiveServer] = &[
+    LiveServer { name: "gather", line: "exec $FOLDER/gather 256 $LARGE", client: None },
+    LiveServer { name: "python3", line: "exec python3 -c \"$PYTHON\"", client: None },
+    LiveServer {
         name: "sqlite3",
         line: "yes \"$QUERY\" | exec sqlite3 -init $FOLDER/table.sql",
         client: None,
     },
-    Server {
+    LiveServer {
         name: "redis",
         line: "exec redis-server --port $PORT --save '' --appendonly no --loglevel warning",
         client: Some(
@@ -74,7 +74,7 @@ pub fn run(parts: &[String]) -> Result<Outcome> {
     .context("install gcc")?;
     fs::write(folder.path().join("table.sql"), TABLE)?;
     let (mut rows, mut results) = (Vec::new(), Vec::new());
-    let chosen = |one: &&Server| parts.is_empty() || parts.iter().any(|part| part == one.name);
+    let chosen = |one: &&LiveServer| parts.is_empty() || parts.iter().any(|part| part == one.name);
     for server in SERVERS.iter().filter(chosen) {
         let restart = restart(server, folder.path())?;
         for _ in 0..EXPERIMENTS {
@@ -159,7 +159,12 @@ struct RunningServer {
 }
 
 impl RunningServer {
-    fn start(server: &Server, folder: &Path, wrapper: &str, cpu: &str) -> Result<RunningServer> {
+    fn start(
+        server: &LiveServer,
+        folder: &Path,
+        wrapper: &str,
+        cpu: &str,
+    ) -> Result<RunningServer> {
         let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port().to_string();
         let shell = |line: &str, cpu: &str| {
             let mut command = Command::new("taskset");
@@ -224,7 +229,7 @@ fn largest(root: u32) -> Result<u32> {
 }
 
 /// Returns how many times as fast the program is on huge pages when it starts on them.
-fn restart(server: &Server, folder: &Path) -> Result<f64> {
+fn restart(server: &LiveServer, folder: &Path) -> Result<f64> {
     let wrapper = format!("{} ppgsz -o heap=2M,anon=2M", pagetax()?);
     let base = RunningServer::start(server, folder, "", "0")?;
     let huge = RunningServer::start(server, folder, &wrapper, "0")?;
@@ -236,7 +241,7 @@ fn restart(server: &Server, folder: &Path) -> Result<f64> {
     Ok(cost(0) / cost(1))
 }
 
-fn experiment(server: &Server, folder: &Path) -> Result<Value> {
+fn experiment(server: &LiveServer, folder: &Path) -> Result<Value> {
     let running = RunningServer::start(server, folder, "", "0")?;
     let pid = running.pid.to_string();
     let mut command = Command::new(pagetax()?);

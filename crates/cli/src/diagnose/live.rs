@@ -7,7 +7,7 @@ use anyhow::{Result, anyhow};
 use pagetax_core::live_tax::LiveTax;
 use pagetax_core::units::{Bytes, Nanos, PageSize};
 use pagetax_host::measure::calibrate::cached;
-use pagetax_host::measure::live::{Experiment, Limits, ProgressSource};
+use pagetax_host::measure::live::{Experiment, ExperimentLimits, ProgressSource};
 use pagetax_host::pages::PageSettings;
 use pagetax_host::pages::target::{Refusal, Target};
 use pagetax_host::sys::signal::StopSignals;
@@ -38,7 +38,7 @@ pub struct LiveArgs {
     #[arg(long = "for", value_name = "TIME")]
     pub for_time: Option<Nanos>,
 
-    /// What shows their progress: instructions (where the CPU counts them), calls (that read or write),
+    /// The source of their progress: instructions (where the CPU counts them), calls (that read or write),
     /// probe:FUNCTION, probe:FILE:FUNCTION, or command:LINE for a shell command that prints a number
     #[arg(long, value_name = "SOURCE", requires = "pids")]
     progress: Option<ProgressSource>,
@@ -60,7 +60,8 @@ pub struct LiveArgs {
 pub fn run(args: &LiveArgs, outputs: &Outputs<LiveTax>) -> Result<ExitCode> {
     outputs.check_writable()?;
     let time = args.for_time.map_or(TIME, |time| Duration::from_nanos(time.0));
-    let limits = Limits { time, bytes_max: args.memory.map_or(BYTES_MAX, |bytes| bytes.0) };
+    let limits =
+        ExperimentLimits { time, bytes_max: args.memory.map_or(BYTES_MAX, |bytes| bytes.0) };
     let _stop = StopSignals::watch()?;
     let targets = args.pids.iter().map(|pid| target(*pid)).collect::<Result<Vec<_>>>()?;
     let huge = PageSettings::host().pmd_size().unwrap_or(PageSize::M2);
@@ -90,7 +91,7 @@ fn target(pid: u32) -> Result<Target> {
 }
 
 /// Says what will be done.
-fn plan(experiment: &Experiment, limits: &Limits) -> String {
+fn plan(experiment: &Experiment, limits: &ExperimentLimits) -> String {
     let live = experiment.planned();
     let names: Vec<_> =
         live.processes.iter().map(|one| format!("{} ({})", one.pid, one.command)).collect();
@@ -111,7 +112,7 @@ fn plan(experiment: &Experiment, limits: &Limits) -> String {
 }
 
 /// Asks, if there is somebody to ask.
-fn may_go_on(experiment: &Experiment, limits: &Limits) -> Result<bool> {
+fn may_go_on(experiment: &Experiment, limits: &ExperimentLimits) -> Result<bool> {
     if !std::io::stdin().is_terminal() || !std::io::stderr().is_terminal() {
         let plan = plan(experiment, limits);
         return Err(anyhow!(

@@ -77,8 +77,8 @@ pub struct Outcome {
     /// The number and length of the target's stops.
     #[serde(skip)]
     pub stops: Stops,
-    /// The time of each block, in nanoseconds: threads that touch it wait so long. The kernel's own time where
-    /// calls come from outside, else that of the stop.
+    /// The time of each block, in nanoseconds: threads that touch it wait so long. It is the kernel's CPU
+    /// time where calls come from outside, else the time in the stop.
     #[serde(skip)]
     pub blocks_ns: Vec<u64>,
 }
@@ -181,7 +181,7 @@ pub fn undo(
     Ok(changed)
 }
 
-/// The smallest share of a block that is there already. What lacks is filled with zeros by a collapse, and stays.
+/// The smallest share of a block that is there already. A collapse fills the rest with zeros, which stay.
 const THERE_MIN: f64 = 0.9;
 
 /// Blocks of a huge page's size that are nearly full of base pages.

@@ -166,8 +166,8 @@ impl Event {
         Event::of_attr(spec.attr(), spec)
     }
 
-    /// Opens a probe of an instruction: it counts how often threads come to `offset` in a file. `event_type` is the
-    /// number in /sys/bus/event_source/devices/uprobe/type. Each time costs the thread a microsecond or two.
+    /// Opens a probe of an instruction: it counts how often threads come to `offset` in a file. `event_type`
+    /// is the number in /sys/bus/event_source/devices/uprobe/type. Each time costs the thread 1 to 2 µs.
     ///
     /// # Errors
     /// As those of [`Event::open`]; `EINVAL` means that the file has no instruction there.

@@ -1,8 +1,8 @@
 //! The experiment on processes that already run: collapse, measure, split, measure, in turn.
 //!
 //! Invariants: only blocks that are nearly full of base pages are touched, so a process grows by a stated
-//! amount at most. Whatever happens to this code, each block that it collapsed is split again ([`Drop`]). Calls stall the processes for at most
-//! [`STALL_SHARE`] of the time.
+//! amount at most. Each block that was collapsed is split again ([`Drop`]), also after an error. Calls stall
+//! the processes for at most [`STALL_SHARE`] of the time.
 
 mod progress;
 
@@ -41,7 +41,7 @@ const SPLITS_MAX: usize = 5;
 
 /// The limits of an experiment.
 #[derive(Debug, Clone)]
-pub struct Limits {
+pub struct ExperimentLimits {
     /// The time that it may take.
     pub time: Duration,
     /// The most memory that is collapsed at a time.
@@ -76,7 +76,7 @@ impl Experiment {
     pub fn plan(
         targets: Vec<Target>,
         source: Option<ProgressSource>,
-        limits: &Limits,
+        limits: &ExperimentLimits,
         huge: PageSize,
     ) -> Result<Experiment, String> {
         let progress = match source {
@@ -114,7 +114,7 @@ impl Experiment {
     /// Runs it until the answer is settled, the time is up, a process ends, or a signal asks to stop.
     pub fn run(
         mut self,
-        limits: &Limits,
+        limits: &ExperimentLimits,
         calibration: Result<&Calibration, &str>,
         mut progress: impl FnMut(f64),
     ) -> LiveTax {
@@ -153,7 +153,7 @@ impl Experiment {
 
     /// Collapses and splits some blocks, and keeps as many as the time has room for. Returns the length of a
     /// window.
-    fn rehearse(&mut self, limits: &Limits) -> Result<Duration, String> {
+    fn rehearse(&mut self, limits: &ExperimentLimits) -> Result<Duration, String> {
         let share = (REHEARSED_BYTES as f64 / self.live.tried_bytes as f64).min(1.0);
         let part = |bytes: u64, share: f64| (bytes as f64 * share) as u64;
         let few = self.subjects.iter().map(|s| s.blocks.first(part(s.blocks.bytes(), share)));
