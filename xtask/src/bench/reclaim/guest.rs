@@ -88,5 +88,6 @@ fn seen(text: &str) -> Result<ReclaimSeen> {
         report,
         stalls_ms: series("memory_some_ns").iter().map(|ns| ns / 1e6).collect(),
         background_share: share.is_finite().then_some(share),
+        efficiency_range: None,
     })
 }

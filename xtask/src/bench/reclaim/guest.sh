@@ -24,7 +24,6 @@ measured() {
     echo "@@end"
 }
 
-pagetax calibrate >/dev/null 2>&1
 for pages in base 2M; do
     measured "mlock-cycle $pages" mlock-cycle --set directory=/files --set file_size=100M --set sleep=5s \
         --set page_size=$pages
