@@ -9,7 +9,7 @@ use super::pace::{Halt, Pace};
 use super::touch::{ClientRepeat, lay_links, touch};
 use crate::pages::base_page;
 use crate::sys::mapping::{OwnedMapping, Request, Source};
-use crate::sys::place::Place;
+use crate::sys::place::AddressPlace;
 use pagetax_core::access::pattern_word;
 use pagetax_core::page_size::{How, PageSizeRequest};
 use pagetax_core::plan::{Advice, Backing, Op, Pattern, Plan, Region, RegionId, Touch};
@@ -40,7 +40,7 @@ struct Held {
     paged: Option<Arc<OwnedMapping>>,
     mapping: Option<Arc<OwnedMapping>>,
     /// The address range that it shares with other regions.
-    place: Option<Arc<Place>>,
+    place: Option<Arc<AddressPlace>>,
     /// The seed and grain of the chase whose links the region holds.
     links: Option<(u64, u64)>,
     locked: bool,
@@ -315,8 +315,8 @@ fn request<'a>(region: &Region, file: Option<&'a File>, writable: bool) -> Reque
 }
 
 /// Reserves the addresses of a region and of those that follow it there.
-fn reserve(region: &Region) -> io::Result<Place> {
-    Place::reserve(mapping_len(region) as usize, request(region, None, false).align)
+fn reserve(region: &Region) -> io::Result<AddressPlace> {
+    AddressPlace::reserve(mapping_len(region) as usize, request(region, None, false).align)
 }
 
 /// Returns the madvise(2) advice that requests the region's page size.

@@ -3,7 +3,7 @@
 //! Invariant: accesses are volatile, aligned and checked against the length. So the compiler removes
 //! none of them, and none of them leaves the mapping.
 
-use super::place::Place;
+use super::place::AddressPlace;
 use pagetax_core::network_memory::NetworkRegion;
 use rustix::mm::{self, MapFlags, ProtFlags};
 use std::fs::File;
@@ -50,7 +50,7 @@ pub struct OwnedMapping {
     /// The pager of network memory, which unmaps the range when its last owner drops it.
     pager: Option<Arc<dyn NetworkRegion>>,
     /// The reserved range that the mapping is in, and that stays reserved after it.
-    place: Option<Arc<Place>>,
+    place: Option<Arc<AddressPlace>>,
 }
 
 // SAFETY: the mapping is owned memory. Only this module's methods access it, as volatile words, and
@@ -101,7 +101,7 @@ impl OwnedMapping {
     ///
     /// # Errors
     /// Fails as mmap(2) does, or if another mapping is there.
-    pub fn new_in(request: Request<'_>, place: &Arc<Place>) -> io::Result<OwnedMapping> {
+    pub fn new_in(request: Request<'_>, place: &Arc<AddressPlace>) -> io::Result<OwnedMapping> {
         let page = request.hugetlb.unwrap_or(rustix::param::page_size());
         let len = request.len.max(1).checked_next_multiple_of(page);
         let len = len.ok_or(io::ErrorKind::OutOfMemory)?;

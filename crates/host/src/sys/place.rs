@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering::AcqRel};
 
 /// A reserved address range that has one mapping at a time, or none.
 #[derive(Debug)]
-pub struct Place {
+pub struct AddressPlace {
     room: NonNull<u8>,
     room_len: usize,
     start: NonNull<u8>,
@@ -20,16 +20,16 @@ pub struct Place {
 }
 
 // SAFETY: the range is owned, and only `map_at` and `munmap` use it; nothing in it depends on a thread.
-unsafe impl Send for Place {}
+unsafe impl Send for AddressPlace {}
 // SAFETY: `is_taken` admits one user of the range at a time.
-unsafe impl Sync for Place {}
+unsafe impl Sync for AddressPlace {}
 
-impl Place {
+impl AddressPlace {
     /// Reserves `len` bytes, a multiple of the page size, at an address that is a multiple of `align`.
     ///
     /// # Errors
     /// Fails as mmap(2) does.
-    pub fn reserve(len: usize, align: usize) -> io::Result<Place> {
+    pub fn reserve(len: usize, align: usize) -> io::Result<AddressPlace> {
         let align = align.max(rustix::param::page_size());
         let room_len = len.checked_add(align).ok_or(io::ErrorKind::OutOfMemory)?;
         let room = reserve_at(ptr::null_mut(), room_len)?;
@@ -37,7 +37,7 @@ impl Place {
         // `lead` is below `align`, so the range ends inside the room.
         let start = NonNull::new(room.as_ptr().wrapping_add(lead));
         let start = start.ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Place { room, room_len, start, len, is_taken: AtomicBool::new(false) })
+        Ok(AddressPlace { room, room_len, start, len, is_taken: AtomicBool::new(false) })
     }
 
     /// Takes the range for a mapping of this length, and returns its address.
@@ -63,7 +63,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for AddressPlace {
     fn drop(&mut self) {
         unmap(self.room.as_ptr(), self.room_len);
     }
@@ -88,7 +88,7 @@ mod tests {
 
     #[test]
     fn mappings_follow_each_other_at_one_address() {
-        let place = Arc::new(Place::reserve(8192, 1 << 21).unwrap());
+        let place = Arc::new(AddressPlace::reserve(8192, 1 << 21).unwrap());
         let request = Request { source: Source::Anon, len: 8192, align: 0, hugetlb: None };
         let first = OwnedMapping::new_in(request, &place).unwrap();
         first.store(0, 7);

@@ -1,5 +1,5 @@
-//! The part `guest`: `mlock-cycle` under pressure on the whole memory of a guest in QEMU. Its root is the program
-//! with a shell, and its files are on a disk of its own.
+//! The part `guest`: `mlock-cycle` under pressure on the whole memory of a guest in QEMU. Its root is the
+//! program with a shell, and its files are on a disk of its own.
 
 use super::{Outcome, ReclaimSeen, last_seconds, number, outcome};
 use crate::kernels;

@@ -1,6 +1,6 @@
-//! `cargo xtask bench reclaim`: what became of kswapd's problem of 2001. It runs `mlock-cycle` and a plain reader
-//! of a file under a memory cgroup, beside the simulated Linux 2.4.9. The part `guest` runs `mlock-cycle` in a
-//! guest of 1 GB, where kswapd works as well.
+//! `cargo xtask bench reclaim`: what became of kswapd's problem of 2001. It runs `mlock-cycle` and a plain
+//! reader of a file under a memory cgroup, beside the simulated Linux 2.4.9. The part `guest` runs
+//! `mlock-cycle` in a guest of 1 GB, where kswapd works as well.
 
 mod guest;
 
