@@ -15,7 +15,7 @@ const END: &str = "<!-- end -->\n";
 /// Fails if no page has the block, or a file cannot be read or written.
 pub fn write(command: &str, content: &str) -> Result<()> {
     let begin = format!("<!-- begin: {command} -->\n");
-    for page in pages(Path::new(PAGES))? {
+    for page in all_pages()? {
         let text = fs::read_to_string(&page)?;
         if let Some(text) = replaced(&text, &begin, content) {
             fs::write(&page, text)?;
@@ -30,8 +30,13 @@ pub fn write(command: &str, content: &str) -> Result<()> {
 pub fn has(command: &str) -> Result<bool> {
     let begin = format!("<!-- begin: {command} -->\n");
     let texts: Vec<String> =
-        pages(Path::new(PAGES))?.iter().map(fs::read_to_string).collect::<Result<_, _>>()?;
+        all_pages()?.iter().map(fs::read_to_string).collect::<Result<_, _>>()?;
     Ok(texts.iter().any(|text| text.contains(&begin)))
+}
+
+/// Returns the pages of docs/ and those of its cases.
+fn all_pages() -> Result<Vec<PathBuf>> {
+    Ok([pages(Path::new(PAGES))?, pages(&Path::new(PAGES).join("cases"))?].concat())
 }
 
 fn pages(directory: &Path) -> Result<Vec<PathBuf>> {

@@ -220,7 +220,7 @@ pub trait Sink {
     /// absent from a point was not seen then.
     fn sample(&mut self, time_ns: u64, values: &[(&'static str, u64)]);
 
-    /// Receives a latency histogram in nanoseconds, such as `minor_fault`, `major_fault` or `page_in`. It may
+    /// Receives a latency histogram in nanoseconds, such as `minor_fault`, `page_in` or `lock`. It may
     /// hold a part of the events; then `of_count` is the number of all.
     fn latency(
         &mut self,

@@ -139,6 +139,9 @@ pub struct Region {
     pub advice: Vec<Advice>,
     /// True if it is mapped before the first phase, false if a map operation does it.
     pub mapped_at_start: bool,
+    /// The first region of its address range. All regions of a range are mapped at one address, in turn
+    /// (MAP_FIXED). `None`: the kernel chooses the address. Simulated machines always choose it.
+    pub place: Option<RegionId>,
 }
 
 /// The kind of a phase's clients.

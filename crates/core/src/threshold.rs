@@ -12,7 +12,8 @@ use crate::report::{Latency, Run};
 use crate::units::{Bytes, Nanos};
 
 /// Kinds of latency that machines report; `fault` is minor and major together.
-const LATENCY_KINDS: &[&str] = &["fault", "major_fault", "minor_fault", "page_in"];
+const LATENCY_KINDS: &[&str] =
+    &["advise", "fault", "lock", "major_fault", "minor_fault", "page_in"];
 /// The share of CPU time that virtual memory takes, 0 to 1.
 const VM_TAX: &str = "vm_tax";
 const LATENCY_STATISTICS: &[&str] = &["min", "mean", "p50", "p90", "p99", "max"];

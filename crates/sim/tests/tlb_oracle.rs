@@ -253,6 +253,7 @@ fn plan(regions: &[(u64, Option<&str>)], phases: &[Drawn]) -> Plan {
         page_size: page.map_or(PageSizeRequest::Default, |size| size.parse().unwrap()),
         advice: Vec::new(),
         mapped_at_start: true,
+        place: None,
     };
     let regions: Vec<Region> = regions.iter().enumerate().map(region).collect();
     let phase = |(index, drawn): (usize, &Drawn)| {

@@ -14,6 +14,7 @@ mod pages;
 mod preload;
 mod programs;
 mod ranking;
+mod reclaim;
 mod recorder;
 mod remote;
 mod remote_programs;
@@ -74,6 +75,11 @@ const BENCHES: &[Bench] = &[
         name: "null",
         what: "what the harness itself costs for each operation (limit: 2 ns)",
         run: |_| null::run(),
+    },
+    Bench {
+        name: "reclaim",
+        what: "mlock-cycle under a memory cgroup, beside Linux 2.4.9 (as root); part: guest, one of 1 GB",
+        run: reclaim::run,
     },
     Bench {
         name: "recorder",

@@ -37,6 +37,8 @@ const NEEDED: &[(&str, &str)] = &[
     ("/usr/bin/sqlite3", "sqlite3"),
     (KEYS, "debian-archive-keyring"),
 ];
+/// The module beside a kernel.
+const DRIVER: &str = "virtio_blk.ko";
 const MEMORY: &str = "2048";
 /// The memory of a guest that runs [`ON_REQUEST`].
 const MEMORY_OF_PROGRAMS: &str = "4096";
@@ -280,10 +282,34 @@ fn fetch(version: &str, suite: &str) -> Result<PathBuf> {
         false => found("", "", &unpacked.join("usr/lib/modules"))?.join("vmlinuz"),
     };
     fs::rename(found, &kernel)?;
+    // Only `bench reclaim guest` needs it: a kernel without it is complete for the checks.
+    if let Err(error) = keep_driver(&unpacked, &directory) {
+        println!("-- Linux {version} without {DRIVER}: {error:#}");
+    }
     for path in [unpacked, package, directory.join("lists"), directory.join("cache")] {
         if path.is_dir() { fs::remove_dir_all(&path)? } else { fs::remove_file(&path)? }
     }
     Ok(kernel)
+}
+
+/// Returns the path of a version's kernel. The driver of QEMU's disks is beside it, as `virtio_blk.ko`.
+pub fn kernel(version: &str) -> Result<PathBuf> {
+    let chosen = chosen(&[version.to_string()])?;
+    let (version, suite) = chosen.first().context("no such kernel")?;
+    let kernel = fetch(version, suite)?;
+    if !kernel.with_file_name(DRIVER).exists() {
+        bail!("{FOLDER}/{version} has no {DRIVER}; remove that folder, and it is downloaded again");
+    }
+    Ok(kernel)
+}
+
+/// Keeps the driver of QEMU's disks, which the cloud kernels have as a module, unpacked.
+fn keep_driver(unpacked: &Path, directory: &Path) -> Result<()> {
+    const KEEP: &str = "packed=$(find \"$1\" -name 'virtio_blk.ko*') && [ -n \"$packed\" ] && \
+        case $packed in *.xz) xz -dc \"$packed\" ;; *) cat \"$packed\" ;; esac > \"$2\"";
+    let mut keep = Command::new("sh");
+    keep.args(["-c", KEEP, "sh"]).arg(unpacked).arg(directory.join(DRIVER));
+    shell::succeed(&mut keep)
 }
 
 /// A guest; it ends with us.

@@ -115,6 +115,7 @@ pub(super) struct RawRegion {
     pub private: Option<bool>,
     pub resident: Option<Field>,
     pub serving: Option<Word>,
+    pub places: Option<Field>,
 }
 
 #[derive(Debug, Clone, Deserialize)]
@@ -149,6 +150,7 @@ pub(super) struct RawOp {
     pub barrier: Option<bool>,
     // of lock
     pub chunk: Option<Field>,
+    pub how: Option<Word>,
     // of advise
     pub advice: Option<Word>,
     // of touch

@@ -292,9 +292,13 @@ impl Resolver<'_> {
                 .map_or(Ok(PageSizeRequest::Default), |w| self.page_size(w))?,
             advice: raw.advice.iter().map(|w| self.advice(w)).collect::<Resolved<_>>()?,
             mapped_at_start: raw.mapped.unwrap_or(raw.count.is_none()),
+            place: None,
         };
+        let places = raw.places.as_ref().map(|field| self.count(field, 1, REGIONS_MAX));
+        let (places, first) = (places.transpose()?, self.regions.len());
         for member in 0..members {
             let mut region = region.clone();
+            region.place = places.map(|places| RegionId(first + (member % places) as usize));
             if raw.count.is_some() {
                 region.name = format!("{name}[{member}]");
             }

@@ -81,6 +81,11 @@ impl Plan {
                 Some(t.access != Access::Write && t.pattern != Pattern::PointerChase)
             }
             Op::Lock { region, .. } if *region == id => Some(true),
+            Op::Advise { region, advice: Advice::Willneed | Advice::PopulateRead }
+                if *region == id =>
+            {
+                Some(true)
+            }
             _ => None,
         });
         matches!(self.region(id).backing, Backing::File { .. }) && uses.next().unwrap_or(false)
@@ -252,6 +257,7 @@ mod tests {
             page_size,
             advice: vec![],
             mapped_at_start: true,
+            place: None,
         };
         let touch = |region, pattern| {
             Op::Touch(Touch {

@@ -317,7 +317,10 @@ impl Walk<'_> {
             return self.out_of_order(part, id, wanted, pass);
         }
         match op {
-            Op::Map(_) => self.state[id.0].mapped = Mapped::Yes,
+            Op::Map(_) => {
+                self.check_place(part, id)?;
+                self.state[id.0].mapped = Mapped::Yes;
+            }
             Op::Unmap(_) => self.unmap(id),
             Op::Lock { .. } => self.state[id.0].may_be_locked = true,
             Op::Unlock(_) => self.state[id.0].may_be_locked = locked_by_others(phase, id),
@@ -326,6 +329,19 @@ impl Walk<'_> {
             Op::Replay(_) | Op::Sleep(_) | Op::Barrier => {}
         }
         Ok(())
+    }
+
+    /// Refuses to map a region where another one of its address range may still be.
+    fn check_place(&self, part: Part, id: RegionId) -> Checked {
+        let place = self.plan.region(id).place;
+        let mut regions = self.plan.regions.iter().zip(&self.state);
+        let is_there = |(region, state): &(&Region, &State)| {
+            place.is_some() && region.place == place && state.mapped != Mapped::No
+        };
+        let Some((other, _)) = regions.find(is_there) else { return Ok(()) };
+        let (name, other) = (&self.plan.region(id).name, &other.name);
+        let what = format!("region `{name}` is mapped at the address where `{other}` still is");
+        mistake(part, what, "unmap that one first, or give the family more places")
     }
 
     fn out_of_order(&self, part: Part, id: RegionId, wanted: Mapped, pass: u64) -> Checked {

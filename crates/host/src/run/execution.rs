@@ -81,6 +81,7 @@ impl<'a> Execution<'a> {
 
     /// Runs all phases. However it ends, the sink gets all that was measured.
     pub fn run(mut self) -> Result<(), RunError> {
+        let call_times = self.memory.as_ref().map(Memory::call_times);
         let mut result = Ok(());
         for (index, phase) in self.plan.phases.iter().enumerate() {
             if index == 1 {
@@ -99,6 +100,9 @@ impl<'a> Execution<'a> {
         let is_wrong = matches!(result, Err(RunError::Mismatch { .. }));
         let network = self.network.as_ref();
         self.figures.end(self.plan, network, wall_ns, is_wrong);
+        if let Some(times) = call_times {
+            self.watcher.call_times(&times);
+        }
         self.watcher.whole_run(self.plan, &self.figures, network, watched.as_ref());
         result
     }

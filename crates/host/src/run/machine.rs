@@ -1,6 +1,7 @@
 //! The machines `host` and `null`.
 
 use super::execution::Execution;
+use super::lockable::job_params;
 use super::network::Network;
 use crate::measure::environment::environment;
 use crate::measure::perf::{FaultLatency, NoLatency};
@@ -13,7 +14,6 @@ use pagetax_core::network_memory::NetworkMemory;
 use pagetax_core::plan::Plan;
 use pagetax_core::report::Warning;
 use pagetax_core::units::Bytes;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Makes the network memory of one run. The argument is the memory of this process that pages may take.
@@ -47,7 +47,7 @@ impl HostMachine {
 
 impl Machine for HostMachine {
     fn spec(&self) -> MachineSpec {
-        spec("host", MachineKind::Host)
+        spec("host", MachineKind::Host, &self.limits)
     }
 
     fn limits(&self, plan: &Plan) -> Vec<Unmet> {
@@ -81,7 +81,7 @@ pub struct NullMachine;
 
 impl Machine for NullMachine {
     fn spec(&self) -> MachineSpec {
-        spec("null", MachineKind::Null)
+        spec("null", MachineKind::Null, &Limits::default())
     }
 
     fn limits(&self, plan: &Plan) -> Vec<Unmet> {
@@ -105,7 +105,9 @@ fn run(
     Execution::set_up(plan, memory, out)?.run()
 }
 
-fn spec(name: &str, kind: MachineKind) -> MachineSpec {
+fn spec(name: &str, kind: MachineKind, limits: &Limits) -> MachineSpec {
+    let memory_bytes = Room::read(&Root::default()).map_or(0, |room| room.total_bytes);
+    let lockable_bytes_max = memory_bytes as f64 * limits.lock_share_max;
     let pages = PageSettings::host();
     let base_page = crate::pages::base_page();
     let mut page_sizes = vec![base_page];
@@ -114,10 +116,10 @@ fn spec(name: &str, kind: MachineKind) -> MachineSpec {
         name: name.into(),
         kind,
         validated_jobs: Vec::new(),
-        memory: Bytes(Room::read(&Root::default()).map_or(0, |room| room.total_bytes)),
+        memory: Bytes(memory_bytes),
         base_page,
         page_sizes,
         cpus: std::thread::available_parallelism().map_or(1, |n| n.get() as u32),
-        job_params: BTreeMap::new(),
+        job_params: job_params(lockable_bytes_max as u64),
     }
 }

@@ -3,11 +3,13 @@
 //! Invariant: backing files have no name once they are made (O_TMPFILE, or unlinked at once). So nothing
 //! stays behind however the process ends.
 
+use super::call_times::{CallTimes, TimedCall};
 use super::network::Network;
 use super::pace::{Halt, Pace};
 use super::touch::{ClientRepeat, lay_links, touch};
 use crate::pages::base_page;
 use crate::sys::mapping::{OwnedMapping, Request, Source};
+use crate::sys::place::AddressPlace;
 use pagetax_core::access::pattern_word;
 use pagetax_core::page_size::{How, PageSizeRequest};
 use pagetax_core::plan::{Advice, Backing, Op, Pattern, Plan, Region, RegionId, Touch};
@@ -24,6 +26,7 @@ pub struct Memory {
     regions: Vec<Held>,
     locked_bytes: u64,
     locked_bytes_max: u64,
+    call_times: CallTimes,
 }
 
 /// A region and its file, pager and mapping, as far as they exist.
@@ -36,6 +39,8 @@ struct Held {
     /// The mapping of network memory, which its pager serves from the set-up on.
     paged: Option<Arc<OwnedMapping>>,
     mapping: Option<Arc<OwnedMapping>>,
+    /// The address range that it shares with other regions.
+    place: Option<Arc<AddressPlace>>,
     /// The seed and grain of the chase whose links the region holds.
     links: Option<(u64, u64)>,
     locked: bool,
@@ -50,7 +55,7 @@ impl Memory {
         mut network: Option<&mut Network>,
         goes_on: &dyn Fn() -> bool,
     ) -> Result<Memory, (RegionId, io::Error)> {
-        let mut regions = Vec::with_capacity(plan.regions.len());
+        let mut regions: Vec<Held> = Vec::with_capacity(plan.regions.len());
         for (index, region) in plan.regions.iter().enumerate() {
             let id = RegionId(index);
             let pattern_seed = plan.pattern_seed(id);
@@ -58,6 +63,11 @@ impl Memory {
             let file = make_file(region, pattern_seed, filled, goes_on).map_err(|e| (id, e))?;
             let paged = network.as_mut().map(|network| network.map(region)).transpose();
             let paged = paged.map_err(|e| (id, e))?.flatten();
+            let place = match region.place {
+                Some(first) if first.0 < index => regions[first.0].place.clone(),
+                Some(_) => Some(Arc::new(reserve(region).map_err(|e| (id, e))?)),
+                None => None,
+            };
             regions.push(Held {
                 region: region.clone(),
                 pattern_seed,
@@ -65,11 +75,13 @@ impl Memory {
                 file: file.map(Arc::new),
                 paged: paged.map(|pager| Arc::new(OwnedMapping::of_pager(pager))),
                 mapping: None,
+                place,
                 links: None,
                 locked: false,
             });
         }
-        Ok(Memory { regions, locked_bytes: 0, locked_bytes_max: 0 })
+        let call_times = CallTimes::default();
+        Ok(Memory { regions, locked_bytes: 0, locked_bytes_max: 0, call_times })
     }
 
     /// Maps the regions that are mapped at the start.
@@ -90,6 +102,11 @@ impl Memory {
     /// Returns the most bytes that this clone had locked at once.
     pub fn locked_bytes_max(&self) -> u64 {
         self.locked_bytes_max
+    }
+
+    /// Returns the times of calls so far, which clones share.
+    pub fn call_times(&self) -> CallTimes {
+        self.call_times.clone()
     }
 
     /// Applies an operation to memory.
@@ -114,7 +131,10 @@ impl Memory {
             return Ok(());
         }
         let request = request(&held.region, held.file.as_deref(), held.writable);
-        let mapping = OwnedMapping::new(request)?;
+        let mapping = match &held.place {
+            Some(place) => OwnedMapping::new_in(request, place)?,
+            None => OwnedMapping::new(request)?,
+        };
         if let Some(advice) = page_size_advice(held.region.page_size) {
             // Kernels without THP refuse this; the preflight check has warned.
             let _ = mapping.advise(advice);
@@ -146,7 +166,7 @@ impl Memory {
         let mut locked = 0;
         while locked < mapping.len() {
             let chunk = (chunk.max(1) as usize).min(mapping.len() - locked);
-            mapping.lock(locked, chunk)?;
+            self.call_times.time(TimedCall::Lock, || mapping.lock(locked, chunk))?;
             locked += chunk;
             pace.between_operations()?;
         }
@@ -167,7 +187,8 @@ impl Memory {
         if matches!(advice, Advice::Dontneed | Advice::Free) {
             held.links = None;
         }
-        mapped(held)?.advise(madv(advice))
+        let mapping = mapped(held)?;
+        self.call_times.time(TimedCall::Advise, || mapping.advise(madv(advice)))
     }
 
     fn touch(&mut self, t: &Touch, turn: ClientRepeat, pace: &mut Pace<'_>) -> Result<(), Halt> {
@@ -291,6 +312,11 @@ fn request<'a>(region: &Region, file: Option<&'a File>, writable: bool) -> Reque
         (_, None) => Source::Anon,
     };
     Request { source, len: mapping_len(region) as usize, align, hugetlb }
+}
+
+/// Reserves the addresses of a region and of those that follow it there.
+fn reserve(region: &Region) -> io::Result<AddressPlace> {
+    AddressPlace::reserve(mapping_len(region) as usize, request(region, None, false).align)
 }
 
 /// Returns the madvise(2) advice that requests the region's page size.

@@ -3,11 +3,13 @@
 //! The null machine does all that the host machine does, except for the memory: threads, forks, streams
 //! and pacing. Its readings are the harness's own cost. Reports show them and never subtract them.
 
+mod call_times;
 mod control;
 mod execution;
 mod failure;
 mod figures;
 pub mod guard;
+mod lockable;
 mod machine;
 mod memory;
 mod network;

@@ -1,5 +1,6 @@
 //! The reports of a run to its sink: progress, the series, phases, totals.
 
+use super::call_times::CallTimes;
 use super::control::Control;
 use super::figures::{PhaseFigures, RunFigures};
 use super::network::{Network, Traffic};
@@ -163,6 +164,11 @@ impl<'a> Watcher<'a> {
         self.major_fault_count += figures.usage.major_fault_count;
         self.out.phase(&phase.name, start_ns, end_ns, &figures.readings);
         self.out.progress((self.phase + 1) as f64 / self.phases as f64);
+    }
+
+    /// Reports the times of system calls.
+    pub fn call_times(&mut self, times: &CallTimes) {
+        times.report(self.out);
     }
 
     /// Reports a run that has ended: its counters, budget, latencies and warnings.

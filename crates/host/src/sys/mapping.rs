@@ -3,6 +3,7 @@
 //! Invariant: accesses are volatile, aligned and checked against the length. So the compiler removes
 //! none of them, and none of them leaves the mapping.
 
+use super::place::AddressPlace;
 use pagetax_core::network_memory::NetworkRegion;
 use rustix::mm::{self, MapFlags, ProtFlags};
 use std::fs::File;
@@ -48,6 +49,8 @@ pub struct OwnedMapping {
     len: usize,
     /// The pager of network memory, which unmaps the range when its last owner drops it.
     pager: Option<Arc<dyn NetworkRegion>>,
+    /// The reserved range that the mapping is in, and that stays reserved after it.
+    place: Option<Arc<AddressPlace>>,
 }
 
 // SAFETY: the mapping is owned memory. Only this module's methods access it, as volatile words, and
@@ -76,7 +79,7 @@ impl OwnedMapping {
         let wide = len.checked_add(slack).ok_or(io::ErrorKind::OutOfMemory)?;
         if slack == 0 {
             let start = map_at(ptr::null_mut(), len, &request)?;
-            return Ok(OwnedMapping { start, len, pager: None });
+            return Ok(OwnedMapping { start, len, pager: None, place: None });
         }
         let room = map_at(ptr::null_mut(), wide, &Request { source: Source::Anon, ..request })?;
         let lead = room.as_ptr().align_offset(align);
@@ -86,9 +89,27 @@ impl OwnedMapping {
         unmap(room.as_ptr(), lead);
         unmap(room.as_ptr().wrapping_add(lead + len), slack - lead);
         match start {
-            Ok(start) => Ok(OwnedMapping { start, len, pager: None }),
+            Ok(start) => Ok(OwnedMapping { start, len, pager: None, place: None }),
             Err(error) => {
                 unmap(room.as_ptr().wrapping_add(lead), len);
+                Err(error)
+            }
+        }
+    }
+
+    /// Maps memory or a file at a reserved place, by MAP_FIXED.
+    ///
+    /// # Errors
+    /// Fails as mmap(2) does, or if another mapping is there.
+    pub fn new_in(request: Request<'_>, place: &Arc<AddressPlace>) -> io::Result<OwnedMapping> {
+        let page = request.hugetlb.unwrap_or(rustix::param::page_size());
+        let len = request.len.max(1).checked_next_multiple_of(page);
+        let len = len.ok_or(io::ErrorKind::OutOfMemory)?;
+        let start = place.take(len)?;
+        match map_at(start.as_ptr(), len, &request) {
+            Ok(start) => Ok(OwnedMapping { start, len, pager: None, place: Some(place.clone()) }),
+            Err(error) => {
+                place.give_back();
                 Err(error)
             }
         }
@@ -97,7 +118,7 @@ impl OwnedMapping {
     /// Wraps network memory, which a pager in this process serves.
     pub fn of_pager(pager: Arc<dyn NetworkRegion>) -> OwnedMapping {
         // The safety contract of `NetworkRegion` makes this range ours until the pager is dropped.
-        OwnedMapping { start: pager.start(), len: pager.bytes(), pager: Some(pager) }
+        OwnedMapping { start: pager.start(), len: pager.bytes(), pager: Some(pager), place: None }
     }
 
     /// Returns the first address.
@@ -138,6 +159,15 @@ impl OwnedMapping {
         let len = len.min(self.len - offset);
         // SAFETY: the range lies inside this mapping; locking does not change its content.
         Ok(unsafe { mm::mlock(self.start.as_ptr().add(offset).cast(), len) }?)
+    }
+
+    /// Locks `len` bytes at `offset` with mlock2(2), without their pages: each is locked when it is touched.
+    pub fn lock_on_fault(&self, offset: usize, len: usize) -> io::Result<()> {
+        let offset = offset.min(self.len);
+        let len = len.min(self.len - offset);
+        let flags = mm::MlockFlags::ONFAULT;
+        // SAFETY: the range lies inside this mapping; locking does not change its content.
+        Ok(unsafe { mm::mlock_with(self.start.as_ptr().add(offset).cast(), len, flags) }?)
     }
 
     /// Unlocks the whole mapping with munlock(2).
@@ -238,8 +268,10 @@ impl Word {
 
 impl Drop for OwnedMapping {
     fn drop(&mut self) {
-        if self.pager.is_none() {
-            unmap(self.start.as_ptr(), self.len);
+        match (&self.pager, &self.place) {
+            (Some(_), _) => {}
+            (None, Some(place)) => place.give_back(),
+            (None, None) => unmap(self.start.as_ptr(), self.len),
         }
     }
 }
@@ -279,7 +311,7 @@ fn map_at(place: *mut u8, len: usize, request: &Request<'_>) -> io::Result<NonNu
 }
 
 /// Unmaps a range that its caller owns.
-fn unmap(start: *mut u8, len: usize) {
+pub(super) fn unmap(start: *mut u8, len: usize) {
     if len > 0 {
         // SAFETY: callers pass only ranges that this module mapped and no longer uses. The range is valid,
         // so an error leaves nothing to do: the mapping would stay until the process ends.

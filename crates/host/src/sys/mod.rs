@@ -7,6 +7,7 @@ pub mod mapping;
 pub mod numa;
 pub mod pagemap;
 pub mod perf;
+pub mod place;
 pub mod probe;
 pub mod process;
 pub mod ptrace;

@@ -38,6 +38,7 @@ pub fn gather(region: &str, bytes: u64, page: &str, count: u64) -> Plan {
         page_size: page.parse().expect("a page size"),
         advice: Vec::new(),
         mapped_at_start: true,
+        place: None,
     };
     let touch = |access, pattern, count| {
         Op::Touch(Touch { region: RegionId(0), access, pattern, count, grain_bytes: 8, seed: 1 })

@@ -2,6 +2,9 @@
 
 use super::*;
 
+/// The `how` of a lock that is one.
+const MLOCK: &str = "mlock";
+
 const ACCESS: &[(&str, Access)] = &[
     ("read", Access::Read),
     ("write", Access::Write),
@@ -37,12 +40,7 @@ impl Resolver<'_> {
         Ok(match (map, unmap, lock, unlock, advise, touch, sleep) {
             (Some(word), ..) => Op::Map(target(word)?),
             (_, Some(word), ..) => Op::Unmap(target(word)?),
-            (_, _, Some(word), ..) => {
-                let region = target(word)?;
-                let whole = self.regions[region.0].1.bytes;
-                let chunk = op.chunk.as_ref().map(|f| self.size(f)).transpose()?;
-                Op::Lock { region, chunk_bytes: chunk.unwrap_or(whole).max(1) }
-            }
+            (_, _, Some(word), ..) => self.lock(op, target(word)?)?,
             (_, _, _, Some(word), ..) => Op::Unlock(target(word)?),
             (_, _, _, _, Some(word), ..) => {
                 let Some(advice) = &op.advice else {
@@ -57,6 +55,22 @@ impl Resolver<'_> {
             (.., Some(time)) => Op::Sleep(self.time(time)?),
             _ => Op::Barrier,
         })
+    }
+
+    /// Returns a lock, or the advice that the job tries instead of it.
+    fn lock(&self, op: &RawOp, region: RegionId) -> Resolved<Op> {
+        let whole = self.regions[region.0].1.bytes;
+        let chunk = op.chunk.as_ref().map(|f| self.size(f)).transpose()?;
+        let lock = Op::Lock { region, chunk_bytes: chunk.unwrap_or(whole).max(1) };
+        match &op.how {
+            Some(word) if self.word(word)? != MLOCK => {
+                let known: Vec<_> =
+                    [(MLOCK, Advice::Normal)].iter().chain(ADVICE).copied().collect();
+                let advice = self.choice(word, "way to lock", &known)?;
+                Ok(Op::Advise { region, advice })
+            }
+            _ => Ok(lock),
+        }
     }
 
     fn replay(&self, word: &Word, region: RegionId) -> Resolved<Op> {
@@ -76,6 +90,7 @@ impl Resolver<'_> {
         let touch = op.touch.is_some();
         let options = [
             ("chunk", op.chunk.is_some(), op.lock.is_some(), "lock"),
+            ("how", op.how.is_some(), op.lock.is_some(), "lock"),
             ("advice", op.advice.is_some(), op.advise.is_some(), "advise"),
             ("access", op.access.is_some(), touch, "touch"),
             ("pattern", op.pattern.is_some(), touch, "touch"),

@@ -144,7 +144,15 @@ fn model(scheduler: &str, cpus: u32) -> Model {
 
 fn region(name: &str, bytes: u64, backing: Backing) -> Region {
     let page_size = PageSizeRequest::Default;
-    Region { name: name.into(), backing, bytes, page_size, advice: vec![], mapped_at_start: true }
+    Region {
+        name: name.into(),
+        backing,
+        bytes,
+        page_size,
+        advice: vec![],
+        mapped_at_start: true,
+        place: None,
+    }
 }
 
 fn sweep(count: u64) -> Op {

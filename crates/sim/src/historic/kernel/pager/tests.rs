@@ -55,6 +55,7 @@ impl Client {
             page_size: PageSizeRequest::Default,
             advice: Vec::new(),
             mapped_at_start: true,
+            place: None,
         };
         client.base = client.call(|pager, hw, cx| pager.map(hw, cx, PARENT, REGION, &region));
         client

@@ -380,6 +380,7 @@ fn compare(setting: Setting, slices: &[(usize, u64)]) -> Counts {
         page_size: PageSizeRequest::Default,
         advice: vec![],
         mapped_at_start: true,
+        place: None,
     };
     fast.add_sweep(setting.stride_pages, true);
     fast.slice(0, 1);

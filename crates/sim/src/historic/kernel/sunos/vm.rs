@@ -300,6 +300,7 @@ mod tests {
             page_size: PageSizeRequest::Default,
             advice: vec![],
             mapped_at_start: true,
+            place: None,
         };
         vm.map(PARENT, REGION, &region, 4096, 10);
         vm
