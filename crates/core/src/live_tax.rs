@@ -217,7 +217,7 @@ impl LiveTax {
 mod tests {
     use super::*;
 
-    /// Makes an experiment of so many cycles. Each window is slower than the one before by `drift`.
+    /// Makes an experiment of so many cycles. Each window is slower than the last, by `drift`.
     fn experiment(cycles: usize, huge: f64, unchanged: f64, drift: f64) -> LiveTax {
         let mut at = 0;
         let mut window = |factor: f64| {
