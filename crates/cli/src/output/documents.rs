@@ -24,6 +24,7 @@ use pagetax_core::explain::Explanations;
 use pagetax_core::hatstat::HatStat;
 use pagetax_core::report::Runs;
 use pagetax_core::system_stat::SystemStat;
+use pagetax_core::top::SystemTop;
 use pagetax_host::measure::doctor::Doctor;
 use pagetax_host::pages::documents::{PageSizeChange, PageSizes};
 use pagetax_host::pages::pagemap::{PageMapDiff, PageMaps};
@@ -95,6 +96,7 @@ documents! {
     ],
     Servers: [],
     SystemStat: [],
+    SystemTop: [],
     Trapstat: [("folded", "misses by function as folded stacks", |document| {
         Ok(trapstat::folded(document))
     })],

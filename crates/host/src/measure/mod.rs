@@ -11,4 +11,5 @@ pub mod perf;
 pub mod stacks;
 pub mod system;
 pub mod tlb_events;
+pub mod top;
 pub mod trial;
