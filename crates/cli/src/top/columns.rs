@@ -74,7 +74,9 @@ impl Layout {
         let taken = |most: u8| {
             NUMBERS.iter().filter(|(rank, _)| *rank <= most).map(|(_, c)| c.width).sum::<usize>()
         };
-        while most > 0 && taken(most) + 1 + name_min > width {
+        // The bounds do not take the place of heat.
+        let heat_of = |most: u8| if most == 9 { 11 } else { 0 };
+        while most > 0 && taken(most) + heat_of(most) + 1 + name_min > width {
             most -= 1;
         }
         let mut left = width.saturating_sub(taken(most) + 1 + name_min);
@@ -99,12 +101,12 @@ impl Layout {
             false => heading.into(),
         };
         let numbers = self.numbers.iter().map(|column| {
-            let heading = if column.sort == "pid" && matches!(model.view, super::model::View::Cgroups)
-            {
-                "procs"
-            } else {
-                column.heading
-            };
+            let heading =
+                if column.sort == "pid" && matches!(model.view, super::model::View::Cgroups) {
+                    "procs"
+                } else {
+                    column.heading
+                };
             right(&mark(heading, column.sort), column.width)
         });
         let mut line: String = numbers.collect();

@@ -123,14 +123,19 @@ impl TopModel {
     /// Returns the rows of the view, in their order.
     pub fn rows(&self) -> Vec<TopRow<'_>> {
         let mut rows: Vec<TopRow<'_>> = match &self.view {
-            View::Cgroups => self.top.cgroups.iter().map(|cgroup| TopRow {
-                key: RowKey::Cgroup(cgroup.path.clone()),
-                name: &cgroup.path,
-                cgroup: None,
-                process_count: cgroup.process_count,
-                has_ended: false,
-                figures: &cgroup.figures,
-            }).collect(),
+            View::Cgroups => self
+                .top
+                .cgroups
+                .iter()
+                .map(|cgroup| TopRow {
+                    key: RowKey::Cgroup(cgroup.path.clone()),
+                    name: &cgroup.path,
+                    cgroup: None,
+                    process_count: cgroup.process_count,
+                    has_ended: false,
+                    figures: &cgroup.figures,
+                })
+                .collect(),
             View::Processes => self.top.processes.iter().map(row_of).collect(),
             View::Members(path) => {
                 let members = self.top.processes.iter();
@@ -147,7 +152,8 @@ impl TopModel {
             };
             let order = if self.is_reversed { order.reverse() } else { order };
             // Rows that are equal so far keep a useful order.
-            order.then_with(|| descending(columns::activity(one), columns::activity(other)))
+            order
+                .then_with(|| descending(columns::activity(one), columns::activity(other)))
                 .then_with(|| one.key.cmp(&other.key))
         });
         rows
@@ -233,7 +239,8 @@ impl TopModel {
 
     /// Goes back from the processes of a cgroup, or to the first row.
     pub fn close(&mut self) {
-        let view = if matches!(self.view, View::Members(_)) { View::Cgroups } else { self.view.clone() };
+        let view =
+            if matches!(self.view, View::Members(_)) { View::Cgroups } else { self.view.clone() };
         self.show(view);
     }
 
@@ -299,7 +306,8 @@ pub(super) mod tests {
             process_count: processes.len() as u64,
             figures: processes.first().map(|p| p.figures.clone()).unwrap_or_default(),
         };
-        let mut top = SystemTop { cpu_count: 2, processes, cgroups: vec![cgroup], ..SystemTop::default() };
+        let mut top =
+            SystemTop { cpu_count: 2, processes, cgroups: vec![cgroup], ..SystemTop::default() };
         top.system.elapsed_ns = 2_000_000_000;
         model.take(top);
         model
@@ -311,7 +319,11 @@ pub(super) mod tests {
 
     #[test]
     fn rows_are_sorted_and_the_missing_come_last() {
-        let all = vec![process(1, "b", None, 9), process(2, "a", Some(4), 1), process(3, "c", Some(8), 0)];
+        let all = vec![
+            process(1, "b", None, 9),
+            process(2, "a", Some(4), 1),
+            process(3, "c", Some(8), 0),
+        ];
         let mut model = model(all);
         assert_eq!(names(&model), ["c", "a", "b"]);
         model.sort = SORTS.iter().position(|sort| sort.id == "minor").unwrap();

@@ -135,7 +135,8 @@ impl SampledTime {
             0 => (0.0, 1.0),
             all => share_bounds(count, all),
         };
-        let causes = ROWS.iter().zip(counts.rows).filter(|(row, count)| *count > 0 && is_tax(row.id()));
+        let causes =
+            ROWS.iter().zip(counts.rows).filter(|(row, count)| *count > 0 && is_tax(row.id()));
         TaskTimes {
             cpu_ns: ns(counts.samples()),
             vm_cpu_ns: [ns(count), part(low), part(high)],

@@ -12,8 +12,8 @@ mod scope;
 
 pub use cost::{SampledTime, TaskTimes, cost};
 pub use samples::{ROWS, Row, SystemSamples, TaskCounts, WAITS};
-pub use scope::{Count, ProcessTotals, Scope, ScopeTotals};
 pub(in crate::measure) use scope::tick_ns;
+pub use scope::{Count, ProcessTotals, Scope, ScopeTotals};
 
 use crate::procfs::{Fragmentation, Root, cgroup_paths, schedstat};
 use crate::sys::perf::monotonic_ns;

@@ -39,7 +39,19 @@ impl TopWatch {
         let daemons = daemons(&root);
         let daemon_times = daemon_times(&root, &daemons);
         let cpu_count = online_cpus(&root).map_or(1, |cpus| cpus.len() as u32);
-        Ok(TopWatch { table: TaskTable::new(&root), root, system, daemons, daemon_times, cpu_count })
+        Ok(TopWatch {
+            table: TaskTable::new(&root),
+            root,
+            system,
+            daemons,
+            daemon_times,
+            cpu_count,
+        })
+    }
+
+    /// Returns true if there are stacks, so that times by cause are known.
+    pub fn has_stacks(&self) -> bool {
+        self.system.without_stacks().is_none()
     }
 
     /// Reads the samples that have come. Call it at least once in
@@ -116,7 +128,12 @@ impl Parts<'_> {
         let mut cgroups = Vec::new();
         for (path, Group { process_count, counts, daemons_ns, mut figures }) in groups {
             let cpu_ns = figures.cpu_ns;
-            self.price(&mut figures, &time, &counts, (time.is_ok() && daemons_ns > 0).then_some(daemons_ns));
+            self.price(
+                &mut figures,
+                &time,
+                &counts,
+                (time.is_ok() && daemons_ns > 0).then_some(daemons_ns),
+            );
             cgroups.push(TopCgroup {
                 path: path.into(),
                 process_count,
@@ -170,7 +187,8 @@ impl Parts<'_> {
         }
         put("minor_fault_count", "the faults of an ended process are gone");
         put("major_fault_count", "the faults of an ended process are gone");
-        let memory = "a thread of the kernel has none of its own; those of an ended process are gone";
+        let memory =
+            "a thread of the kernel has none of its own; those of an ended process are gone";
         put("resident_bytes", memory);
         put("page_table_bytes", memory);
         missing
@@ -243,15 +261,13 @@ mod tests {
         for (pid, name, flags) in [(7, "hog", 0), (40, "kswapd0", 0x0020_0000)] {
             let process = folder.path().join(format!("proc/{pid}"));
             std::fs::create_dir_all(&process).unwrap();
-            let line = format!(
-                "{pid} ({name}) S 1 1 1 0 -1 {flags} 5 0 2 0 3 1 0 0 20 0 1 0 9 9 6 7\n"
-            );
+            let line =
+                format!("{pid} ({name}) S 1 1 1 0 -1 {flags} 5 0 2 0 3 1 0 0 20 0 1 0 9 9 6 7\n");
             std::fs::write(process.join("stat"), line).unwrap();
             std::fs::write(process.join("cgroup"), "0::/box\n").unwrap();
         }
         let table = TaskTable::new(&Root::at(folder.path()));
-        let ended =
-            Process { name: "cc1".into(), is_kernel: false, cgroups: "0::/box\n".into() };
+        let ended = Process { name: "cc1".into(), is_kernel: false, cgroups: "0::/box\n".into() };
         let parts = Parts {
             system: cost(seen, Err("none")),
             seen,

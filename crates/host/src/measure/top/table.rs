@@ -132,7 +132,8 @@ impl TaskTable {
     }
 
     fn update(&mut self, root: &Root, pid: u32, name: &str, stat: StatFields) {
-        let known = self.tasks.remove(&pid).filter(|task| task.stat.start_ticks == stat.start_ticks);
+        let known =
+            self.tasks.remove(&pid).filter(|task| task.stat.start_ticks == stat.start_ticks);
         let mut task = known.unwrap_or_else(|| KnownTask::new(stat));
         let before = std::mem::replace(&mut task.stat, stat);
         let since = |of: fn(&StatFields) -> u64| of(&stat).saturating_sub(of(&before));
