@@ -68,14 +68,14 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Chooses the columns.
-    pub fn of(width: usize) -> Layout {
+    /// Chooses the columns. A single page has no heat: it is one interval.
+    pub fn of(width: usize, has_heat: bool) -> Layout {
         let (mut most, name_min) = (9, 8);
         let taken = |most: u8| {
             NUMBERS.iter().filter(|(rank, _)| *rank <= most).map(|(_, c)| c.width).sum::<usize>()
         };
         // The bounds do not take the place of heat.
-        let heat_of = |most: u8| if most == 9 { 11 } else { 0 };
+        let heat_of = |most: u8| if most == 9 && has_heat { 11 } else { 0 };
         while most > 0 && taken(most) + heat_of(most) + 1 + name_min > width {
             most -= 1;
         }
@@ -85,7 +85,7 @@ impl Layout {
             left -= given;
             given
         };
-        let heat = take(11, 6);
+        let heat = if has_heat { take(11, 6) } else { 0 };
         let name = name_min + take(7, 0);
         let heat = heat + if heat == 11 { take(20, 0) } else { 0 };
         let cgroup = take(40, 12);
@@ -230,7 +230,11 @@ fn bounds(model: &TopModel, row: &TopRow<'_>) -> String {
 }
 
 fn samples(_: &TopModel, row: &TopRow<'_>) -> String {
-    cell(row.figures.sample_count.map(|count| count as f64), |count| short(count, 1000.0))
+    match row.figures.sample_count {
+        None => MISSING.into(),
+        Some(count @ ..1000) => count.to_string(),
+        Some(count) => short(count as f64, 1000.0),
+    }
 }
 
 fn main_cause(_: &TopModel, row: &TopRow<'_>) -> String {
@@ -272,14 +276,14 @@ mod tests {
     fn each_width_is_filled_and_never_exceeded() {
         let model = model(vec![process(1_234_567, "a-long-name-of-a-process", Some(400), 123_456)]);
         for width in [30, 40, 60, 80, 100, 132, 200] {
-            let layout = Layout::of(width);
+            let layout = Layout::of(width, true);
             let rows = model.rows();
             let lines = [layout.headings(&model), layout.row(&model, &rows[0], false)];
             let lengths = lines.each_ref().map(|line| line.chars().count());
             assert!(lengths[0] == lengths[1] && lengths[0] <= width, "{width}: {lines:#?}");
         }
-        assert!(Layout::of(80).headings(&model).contains("60 s"));
-        assert!(Layout::of(120).headings(&model).contains("low–high"));
+        assert!(Layout::of(80, true).headings(&model).contains("60 s"));
+        assert!(Layout::of(120, true).headings(&model).contains("low–high"));
     }
 
     #[test]
@@ -288,7 +292,7 @@ mod tests {
         assert_eq!(short(123_456.0, 1000.0), "123k");
         assert_eq!(short(300.0 * 1_048_576.0, 1024.0), "300M");
         let model = model(vec![process(7, "a", Some(400), 10)]);
-        let row = Layout::of(80).row(&model, &model.rows()[0], true);
+        let row = Layout::of(80, true).row(&model, &model.rows()[0], true);
         let words: Vec<&str> = row.split_whitespace().collect();
         assert_eq!(words[..6], ["7", "25", "200", "3", "zero", "0"], "{row}");
     }
@@ -298,7 +302,7 @@ mod tests {
         let mut only = process(7, "a", None, 0);
         only.figures = Default::default();
         let model = model(vec![only]);
-        let row = Layout::of(120).row(&model, &model.rows()[0], false);
+        let row = Layout::of(120, true).row(&model, &model.rows()[0], false);
         assert!(!row.contains('0') && row.matches(MISSING).count() >= 10, "{row}");
     }
 

@@ -50,7 +50,7 @@ pub fn lines(model: &TopModel, shape: PageShape) -> Vec<PageLine> {
         summary(model).into_iter().map(|text| line(LineKind::Summary, text)).collect();
     lines.extend(notices(model).into_iter().map(|text| line(LineKind::Notice, text)));
     let mark = usize::from(shape.is_screen);
-    let layout = Layout::of(shape.width.saturating_sub(mark));
+    let layout = Layout::of(shape.width.saturating_sub(mark), shape.is_screen);
     let space = " ".repeat(mark);
     lines.push(line(LineKind::Headings, format!("{space}{}", layout.headings(model))));
     let room = shape.height.saturating_sub(lines.len() + mark);

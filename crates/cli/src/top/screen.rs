@@ -156,7 +156,7 @@ pub fn show(
             Some(Request::Quit) => break,
             Some(Request::Run(words)) => {
                 drop(screen);
-                run(source, model, &words)?;
+                run(source, model, &words, has_color)?;
                 screen = Screen::open()?;
                 is_stale = true;
             }
@@ -167,10 +167,16 @@ pub fn show(
 }
 
 /// Runs pagetax with these words on the normal screen, and waits for a key. The watch goes on meanwhile.
-fn run(source: &mut dyn Source, model: &mut TopModel, words: &[String]) -> Result<()> {
+fn run(
+    source: &mut dyn Source,
+    model: &mut TopModel,
+    words: &[String],
+    has_color: bool,
+) -> Result<()> {
     crate::output::say(&format!("\npagetax {}", words.join(" ")));
     let program = std::env::current_exe().context("the program's own file is not known")?;
-    match Command::new(program).args(words).spawn() {
+    let color: &[&str] = if has_color { &[] } else { &["--color", "never"] };
+    match Command::new(program).args(color).args(words).spawn() {
         Ok(child) => wait(source, model, child)?,
         Err(error) => crate::output::say(&format!("pagetax does not start: {error}")),
     }
