@@ -86,7 +86,7 @@ impl LiveSource {
     }
 }
 
-impl screen::Source for LiveSource {
+impl screen::IntervalSource for LiveSource {
     fn look(&mut self) {
         self.watch.look();
     }

@@ -216,7 +216,7 @@ impl TopModel {
         }
     }
 
-    /// Goes to the next column to sort by, or to the one before.
+    /// Sorts by the next column, or by the previous one.
     pub fn sort_by_next(&mut self, is_forward: bool) {
         let step = if is_forward { 1 } else { SORTS.len() - 1 };
         (self.sort, self.is_reversed) = ((self.sort + step) % SORTS.len(), false);

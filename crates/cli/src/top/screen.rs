@@ -104,7 +104,7 @@ fn style(kind: LineKind, has_color: bool) -> Style {
 }
 
 /// The source of intervals.
-pub trait Source {
+pub trait IntervalSource {
     /// Reads the samples that have come.
     fn look(&mut self);
     /// Takes the next interval if it is due, and returns true if it was.
@@ -131,7 +131,7 @@ impl Drop for Screen {
 
 /// Shows intervals until the user quits.
 pub fn show(
-    source: &mut dyn Source,
+    source: &mut dyn IntervalSource,
     model: &mut TopModel,
     is_ascii: bool,
     has_color: bool,
@@ -168,7 +168,7 @@ pub fn show(
 
 /// Runs pagetax with these words on the normal screen, and waits for a key. The watch goes on meanwhile.
 fn run(
-    source: &mut dyn Source,
+    source: &mut dyn IntervalSource,
     model: &mut TopModel,
     words: &[String],
     has_color: bool,
@@ -188,7 +188,7 @@ fn run(
 }
 
 /// Waits for a command. A signal of the terminal ends the command and not this program.
-fn wait(source: &mut dyn Source, model: &mut TopModel, mut child: Child) -> Result<()> {
+fn wait(source: &mut dyn IntervalSource, model: &mut TopModel, mut child: Child) -> Result<()> {
     let signals = PassedOn::watch()?;
     let mut looked = Instant::now();
     while child.try_wait()?.is_none() {
@@ -205,7 +205,7 @@ fn wait(source: &mut dyn Source, model: &mut TopModel, mut child: Child) -> Resu
     Ok(())
 }
 
-fn wait_for_key(source: &mut dyn Source, model: &mut TopModel) -> Result<()> {
+fn wait_for_key(source: &mut dyn IntervalSource, model: &mut TopModel) -> Result<()> {
     while !asked_to_stop() {
         if event::poll(Duration::from_nanos(LOOK_INTERVAL_NS))? {
             let Event::Key(key) = event::read()? else { continue };

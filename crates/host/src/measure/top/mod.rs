@@ -93,7 +93,7 @@ struct Parts<'a> {
 
 /// A group of processes while it is added up.
 #[derive(Default)]
-struct Group {
+struct CgroupSum {
     process_count: u64,
     counts: TaskCounts,
     /// The exact time of the kernel's daemons in it.
@@ -113,7 +113,7 @@ impl Parts<'_> {
             self.tasks.iter().map(|(pid, task)| present(*pid, task)).collect();
         processes.extend(ended.map(|pid| gone(*pid, sampled(*pid))));
         processes.sort_unstable_by_key(|process| process.pid);
-        let mut groups: BTreeMap<&str, Group> = BTreeMap::new();
+        let mut groups: BTreeMap<&str, CgroupSum> = BTreeMap::new();
         for process in &mut processes {
             let counts = counts(process.pid);
             let daemon_ns = self.daemons_ns.get(&process.pid).copied();
@@ -126,7 +126,7 @@ impl Parts<'_> {
             group.figures.add_counts(&process.figures);
         }
         let mut cgroups = Vec::new();
-        for (path, Group { process_count, counts, daemons_ns, mut figures }) in groups {
+        for (path, CgroupSum { process_count, counts, daemons_ns, mut figures }) in groups {
             let cpu_ns = figures.cpu_ns;
             self.price(
                 &mut figures,
