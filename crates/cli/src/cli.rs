@@ -4,7 +4,7 @@ use crate::output::{self, Color, Messages};
 use crate::{
     build, calibrate, ci, compare, diagnose, doctor, exit, explain, hatstat, jobs, machines,
     manual, misscurve, pagesize, pmap, ppgsz, record, remote, report, reproduce, run, serve,
-    servers, stat, trapstat, whatif, why, words,
+    servers, stat, top, trapstat, whatif, why, words,
 };
 use anyhow::Result;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
@@ -22,7 +22,7 @@ Examples:
 /// The groups of the main help. A subcommand that users should find is in exactly one.
 const GROUPS: &[(&str, &[&str])] = &[
     ("Look at a program", &["diagnose", "trapstat", "whatif", "misscurve", "pmap", "why"]),
-    ("Look at the system", &["stat", "hatstat", "explain"]),
+    ("Look at the system", &["stat", "top", "hatstat", "explain"]),
     ("Change it", &["ppgsz", "build", "remote"]),
     (
         "Record and replay",
@@ -96,6 +96,7 @@ pub enum Command {
     Serve(serve::Args),
     Servers(servers::Args),
     Stat(stat::Args),
+    Top(top::Args),
     Hatstat(hatstat::Args),
     Explain(explain::Args),
     Man(manual::ManArgs),
@@ -131,6 +132,7 @@ impl Command {
             Command::Serve(args) => serve::run(args),
             Command::Servers(args) => servers::run(args),
             Command::Stat(args) => stat::run(args),
+            Command::Top(args) => top::run(args),
             Command::Hatstat(args) => hatstat::run(args),
             Command::Explain(args) => explain::run(args),
             Command::Man(args) => manual::man(args),

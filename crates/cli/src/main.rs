@@ -36,6 +36,7 @@ mod run;
 mod serve;
 mod servers;
 mod stat;
+mod top;
 mod trapstat;
 mod whatif;
 mod why;

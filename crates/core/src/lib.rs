@@ -36,5 +36,6 @@ pub mod stats;
 pub mod sweep;
 pub mod system_stat;
 pub mod threshold;
+pub mod top;
 pub mod trapstat;
 pub mod units;

@@ -26,6 +26,7 @@ use pagetax_core::live_tax::LiveTax;
 use pagetax_core::ranking::Ranking;
 use pagetax_core::report::Runs;
 use pagetax_core::system_stat::SystemStat;
+use pagetax_core::top::SystemTop;
 use pagetax_host::measure::doctor::Doctor;
 use pagetax_host::pages::documents::{PageSizeChange, PageSizes};
 use pagetax_host::pages::pagemap::{PageMapDiff, PageMaps};
@@ -99,6 +100,7 @@ documents! {
     ],
     Servers: [],
     SystemStat: [],
+    SystemTop: [],
     Trapstat: [("folded", "misses by function as folded stacks", |document| {
         Ok(trapstat::folded(document))
     })],

@@ -8,7 +8,7 @@ use pagetax_core::system_stat::{Culprit, SystemInterval, huge_blocks};
 use pagetax_core::units::Nanos;
 
 /// The columns of time: heading and row. They are milliseconds of each second.
-const COLUMNS: &[(&str, &str)] = &[
+pub const COLUMNS: &[(&str, &str)] = &[
     ("fault", "minor_fault"),
     ("zero", "zero_copy"),
     ("recl", "reclaim"),
@@ -20,7 +20,8 @@ const COLUMNS: &[(&str, &str)] = &[
     ("kcomp", "background_compaction"),
     ("khuge", "khugepaged"),
 ];
-const WAITS: &[(&str, &str)] = &[("in", "page_in"), ("swap", "swap_in"), ("throt", "throttle")];
+/// The columns of waits.
+pub const WAITS: &[(&str, &str)] = &[("in", "page_in"), ("swap", "swap_in"), ("throt", "throttle")];
 /// The least time of daemons in a second, in nanoseconds, for which who caused it is said.
 const CULPRIT_NS: u64 = 1_000_000;
 
@@ -62,7 +63,7 @@ pub fn line(interval: &SystemInterval) -> String {
 }
 
 /// Returns 3 digits of a number of milliseconds.
-fn number(ms: f64) -> String {
+pub fn number(ms: f64) -> String {
     match ms {
         0.0 => "0".into(),
         ms if ms < 9.95 => format!("{ms:.1}"),
@@ -71,7 +72,7 @@ fn number(ms: f64) -> String {
 }
 
 /// Says who caused the time of the kernel's daemons, and when memory will be in pieces.
-fn causes(interval: &SystemInterval) -> String {
+pub fn causes(interval: &SystemInterval) -> String {
     let ns = |id: &str| interval.budget.row(id).and_then(|row| row.ns).unwrap_or(0);
     let daemons = [("kswapd", "background_reclaim"), ("kcompactd", "background_compaction")];
     let least = (CULPRIT_NS as f64 * interval.elapsed_ns as f64 / 1e9) as u64;

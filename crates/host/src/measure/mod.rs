@@ -13,4 +13,5 @@ pub mod ranking;
 pub mod stacks;
 pub mod system;
 pub mod tlb_events;
+pub mod top;
 pub mod trial;

@@ -87,10 +87,67 @@ fn from_stacks(ledger: &mut Ledger, tasks_ns: u64, samples: &SystemSamples) {
     ledger.row("translation", Reading::Missing(why.into()), "");
 }
 
+fn is_tax(id: &str) -> bool {
+    cause::find(id).is_some_and(|cause| cause.is_tax)
+}
+
+/// Returns the number of samples in rows that are a tax.
+fn taxed(counts: &TaskCounts) -> u64 {
+    let rows = ROWS.iter().zip(counts.rows).filter(|(row, _)| is_tax(row.id()));
+    rows.map(|(_, count)| count).sum()
+}
+
+/// The times of a process or a group of processes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TaskTimes {
+    /// All CPU time.
+    pub cpu_ns: u64,
+    /// The CPU time that virtual memory takes: the best estimate, and its lower and upper bound.
+    pub vm_cpu_ns: [u64; 3],
+    /// The parts of it by cause, without those that are 0.
+    pub causes: Vec<(&'static str, u64)>,
+}
+
+/// The stacks of an interval, by which the time of all tasks is divided as in the CPU ledger.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SampledTime {
+    tasks_ns: u64,
+    all: u64,
+}
+
+impl SampledTime {
+    /// Returns the time of all tasks but the daemons, and the number of stacks.
+    ///
+    /// # Errors
+    /// The reason why the time or the stacks are not known.
+    pub fn of(seen: &Observation) -> Result<SampledTime, String> {
+        let daemons_ns: u64 = seen.daemons_ns.iter().flatten().sum();
+        let all = seen.samples.as_ref().map_err(Clone::clone)?.count();
+        Ok(SampledTime { tasks_ns: seen.totals.cpu_ns.clone()?.saturating_sub(daemons_ns), all })
+    }
+
+    /// Returns the part of a process, or of processes whose counts were added.
+    pub fn times(self, counts: &TaskCounts) -> TaskTimes {
+        let part = |share: f64| (self.tasks_ns as f64 * share.clamp(0.0, 1.0)).round() as u64;
+        let ns = |count: u64| part(count as f64 / self.all.max(1) as f64);
+        let count = taxed(counts);
+        let (low, high) = match self.all {
+            0 => (0.0, 1.0),
+            all => share_bounds(count, all),
+        };
+        let causes =
+            ROWS.iter().zip(counts.rows).filter(|(row, count)| *count > 0 && is_tax(row.id()));
+        TaskTimes {
+            cpu_ns: ns(counts.samples()),
+            vm_cpu_ns: [ns(count), part(low), part(high)],
+            causes: causes.map(|(row, count)| (row.id(), ns(count))).collect(),
+        }
+    }
+}
+
 /// Returns the sum of the rows that are a tax. Its bounds are closer than the sums of theirs, as what one row
 /// has too much, another one lacks.
 fn tax(seen: &Observation, budget: &Budget) -> Reading {
-    let is_tax = |id: &str| cause::find(id).is_some_and(|cause| cause.is_tax);
     let rows = budget.rows(Account::Cpu).iter().filter(|row| is_tax(&row.id));
     let sum = |of: fn(&TimeRow) -> Option<u64>| rows.clone().filter_map(of).sum::<u64>();
     if rows.clone().all(|row| row.ns.is_none()) {
@@ -103,10 +160,6 @@ fn tax(seen: &Observation, budget: &Budget) -> Reading {
             low: sum(|row| row.low_ns),
             high: sum(|row| row.high_ns),
         };
-    };
-    let taxed = |counts: &TaskCounts| {
-        let rows = ROWS.iter().zip(counts.rows).filter(|(row, _)| is_tax(row.id()));
-        rows.map(|(_, count)| count).sum::<u64>()
     };
     let all = samples.count();
     let (low, high) = match all {
@@ -280,6 +333,20 @@ mod tests {
         assert_eq!((ns("page_in"), ns("swap_in"), ns("throttle")), (Some(10), Some(0), Some(14)));
         assert_eq!(budget.total_ns(Account::Wall), 24);
         assert_eq!(interval.compaction_in_s, Some(7.0));
+    }
+
+    #[test]
+    fn the_times_of_processes_add_up_to_the_ledger() {
+        let seen = seen();
+        let sampled = SampledTime::of(&seen).unwrap();
+        let of = |pid: u32| sampled.times(&seen.samples.as_ref().unwrap().processes[&pid]);
+        let (hog, bystander) = (of(7), of(8));
+        assert_eq!((hog.cpu_ns, bystander.cpu_ns), (800, 200));
+        assert_eq!((hog.vm_cpu_ns[0], bystander.vm_cpu_ns[0]), (500, 100));
+        assert_eq!(hog.causes, [("minor_fault", 400), ("zero_copy", 100)]);
+        assert!(hog.vm_cpu_ns[1] < 450 && hog.vm_cpu_ns[2] > 550, "{hog:?}");
+        let blind = Observation { samples: Err("not root".into()), ..seen };
+        assert_eq!(SampledTime::of(&blind), Err("not root".into()));
     }
 
     #[test]

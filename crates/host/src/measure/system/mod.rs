@@ -10,8 +10,9 @@ mod cost;
 mod samples;
 mod scope;
 
-pub use cost::cost;
+pub use cost::{SampledTime, TaskTimes, cost};
 pub use samples::{ROWS, Row, SystemSamples, TaskCounts, WAITS};
+pub(in crate::measure) use scope::tick_ns;
 pub use scope::{Count, ProcessTotals, Scope, ScopeTotals};
 
 use crate::procfs::{Fragmentation, Root, cgroup_paths, schedstat};
@@ -59,13 +60,18 @@ impl Process {
 
     /// Returns its memory cgroup, or that of version 2.
     pub fn memory_cgroup(&self) -> Option<String> {
-        let path = |wanted: &dyn Fn(&str) -> bool| {
-            let found = cgroup_paths(&self.cgroups).find(|(controllers, _)| wanted(controllers));
-            found.map(|(_, path)| path.to_string())
-        };
-        path(&|controllers| controllers.split(',').any(|name| name == "memory"))
-            .or_else(|| path(&str::is_empty))
+        memory_cgroup(&self.cgroups).map(str::to_string)
     }
+}
+
+/// Returns the memory cgroup, or that of version 2, of the text of a /proc/PID/cgroup.
+pub(in crate::measure) fn memory_cgroup(cgroups: &str) -> Option<&str> {
+    let path = |wanted: &dyn Fn(&str) -> bool| {
+        let found = cgroup_paths(cgroups).find(|(controllers, _)| wanted(controllers));
+        found.map(|(_, path)| path)
+    };
+    path(&|controllers| controllers.split(',').any(|name| name == "memory"))
+        .or_else(|| path(&str::is_empty))
 }
 
 /// The counters and samples of an interval, or of several that follow each other.
@@ -186,6 +192,11 @@ impl SystemWatch {
             let read = || Process::read(&self.root, pid);
             self.processes.entry(pid).or_insert_with(read);
         }
+    }
+
+    /// Returns a process that was sampled in the last interval; none if it ended before it was looked at.
+    pub fn process(&self, pid: u32) -> Option<&Process> {
+        self.processes.get(&pid)?.as_ref()
     }
 
     /// Returns true if a process of the scope is left, or may come.

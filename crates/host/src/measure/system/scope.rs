@@ -59,7 +59,7 @@ const OF_VMSTAT: &[(&str, &[&str])] = &[
 ];
 
 /// Returns the unit of CPU times in /proc/stat and /proc/PID/stat.
-fn tick_ns() -> u64 {
+pub(in crate::measure) fn tick_ns() -> u64 {
     1_000_000_000 / rustix::param::clock_ticks_per_second().max(1)
 }
 

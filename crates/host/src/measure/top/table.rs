@@ -1,0 +1,268 @@
+//! The table of all processes, which is read again in each interval.
+//!
+//! Invariants: each look reads one small file of each process, /proc/PID/stat, which takes no lock of its
+//! memory. A process's other files are read only if it has changed. Nothing here reads maps or smaps: they
+//! hold a lock that the process's own faults may wait for.
+
+use crate::measure::system::{memory_cgroup, tick_ns};
+use crate::procfs::{Root, process_memory};
+use std::collections::HashMap;
+use std::io::Read;
+
+/// The processes whose page tables are read in one look; those read longest ago come first.
+const TABLE_READS_MAX: usize = 500;
+/// A process's cgroup is read again after so many looks: it changes seldom.
+const CGROUP_LOOKS: u64 = 16;
+/// A line of /proc/PID/stat has at most 52 numbers and a name of 64 bytes.
+const STAT_BYTES_MAX: usize = 2048;
+/// The flag of kernel threads in /proc/PID/stat.
+const IS_KERNEL_FLAG: u64 = 0x0020_0000;
+
+/// The fields of /proc/PID/stat that the table has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct StatFields {
+    is_kernel: bool,
+    minor_fault_count: u64,
+    major_fault_count: u64,
+    cpu_ticks: u64,
+    start_ticks: u64,
+    resident_pages: u64,
+}
+
+/// Splits a line of /proc/PID/stat into the name and the fields.
+fn parse(line: &str) -> Option<(&str, StatFields)> {
+    let (head, rest) = line.rsplit_once(')')?;
+    let name = head.split_once('(')?.1;
+    // The third field follows the name.
+    let mut numbers = [0u64; 25];
+    let mut last = 2;
+    for word in rest.split_ascii_whitespace().take(numbers.len() - 3) {
+        last += 1;
+        // Some fields may be negative, and none of these is used.
+        numbers[last] = word.parse().unwrap_or(0);
+    }
+    let fields = StatFields {
+        is_kernel: numbers[9] & IS_KERNEL_FLAG != 0,
+        minor_fault_count: numbers[10],
+        major_fault_count: numbers[12],
+        cpu_ticks: numbers[14] + numbers[15],
+        start_ticks: numbers[22],
+        resident_pages: numbers[24],
+    };
+    (last == 24).then_some((name, fields))
+}
+
+/// A process that is there, with its figures of the last interval.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KnownTask {
+    /// Its name.
+    pub name: String,
+    /// True for a thread of the kernel.
+    pub is_kernel: bool,
+    /// The time of its start, in clock ticks since the machine booted.
+    pub start_ticks: u64,
+    /// Its memory cgroup.
+    pub cgroup: Option<String>,
+    /// Its CPU time of the interval, in nanoseconds.
+    pub cpu_ns: u64,
+    /// Its faults of the interval without I/O.
+    pub minor_fault_count: u64,
+    /// Its faults of the interval that read a page.
+    pub major_fault_count: u64,
+    /// Its resident bytes now.
+    pub resident_bytes: u64,
+    /// Its bytes of page tables; none for a thread of the kernel.
+    pub page_table_bytes: Option<u64>,
+    stat: StatFields,
+    /// The faults and pages when the page tables were read, and the number of that look.
+    tables_read: Option<(u64, u64, u64)>,
+    look: u64,
+}
+
+impl KnownTask {
+    fn tables_are_due(&self) -> bool {
+        let StatFields { minor_fault_count, resident_pages, .. } = self.stat;
+        let is_same = |(faults, pages, _)| (faults, pages) == (minor_fault_count, resident_pages);
+        !self.is_kernel && !self.tables_read.is_some_and(is_same)
+    }
+}
+
+/// All processes.
+#[derive(Debug)]
+pub struct TaskTable {
+    tasks: HashMap<u32, KnownTask>,
+    looks: u64,
+    page_bytes: u64,
+    tick_ns: u64,
+}
+
+impl TaskTable {
+    /// Reads all processes for the first time. Their figures of the interval are 0.
+    pub fn new(root: &Root) -> TaskTable {
+        let page_bytes = rustix::param::page_size() as u64;
+        let tasks = HashMap::new();
+        let mut table = TaskTable { tasks, looks: 0, page_bytes, tick_ns: tick_ns() };
+        table.look(root);
+        for task in table.tasks.values_mut() {
+            (task.cpu_ns, task.minor_fault_count, task.major_fault_count) = (0, 0, 0);
+        }
+        table
+    }
+
+    /// Returns the processes that the last look found, by id.
+    pub fn tasks(&self) -> &HashMap<u32, KnownTask> {
+        &self.tasks
+    }
+
+    /// Reads all processes again. A process that ends meanwhile is left out.
+    pub fn look(&mut self, root: &Root) {
+        self.looks += 1;
+        let mut line = vec![0; STAT_BYTES_MAX];
+        for pid in root.names("/proc").into_iter().filter_map(|name| name.parse::<u32>().ok()) {
+            let file = std::fs::File::open(root.path(&format!("/proc/{pid}/stat")));
+            // The kernel writes the whole line into one read.
+            let Ok(length) = file.and_then(|mut file| file.read(&mut line)) else { continue };
+            if let Some((name, stat)) = parse(&String::from_utf8_lossy(&line[..length])) {
+                self.update(root, pid, name, stat);
+            }
+        }
+        let look = self.looks;
+        self.tasks.retain(|_, task| task.look == look);
+        self.read_tables(root);
+    }
+
+    fn update(&mut self, root: &Root, pid: u32, name: &str, stat: StatFields) {
+        let known =
+            self.tasks.remove(&pid).filter(|task| task.stat.start_ticks == stat.start_ticks);
+        let mut task = known.unwrap_or_else(|| KnownTask::new(stat));
+        let before = std::mem::replace(&mut task.stat, stat);
+        let since = |of: fn(&StatFields) -> u64| of(&stat).saturating_sub(of(&before));
+        task.cpu_ns = since(|stat| stat.cpu_ticks) * self.tick_ns;
+        task.minor_fault_count = since(|stat| stat.minor_fault_count);
+        task.major_fault_count = since(|stat| stat.major_fault_count);
+        task.resident_bytes = stat.resident_pages * self.page_bytes;
+        if task.name != name {
+            task.name = name.into();
+        }
+        if task.look == 0 || (self.looks + u64::from(pid)).is_multiple_of(CGROUP_LOOKS) {
+            let cgroups = root.text(&format!("/proc/{pid}/cgroup")).unwrap_or_default();
+            task.cgroup = memory_cgroup(&cgroups).map(str::to_string);
+        }
+        task.look = self.looks;
+        self.tasks.insert(pid, task);
+    }
+
+    /// Reads the page tables of processes that have faulted, or whose pages became more or fewer.
+    fn read_tables(&mut self, root: &Root) {
+        let mut due: Vec<(u32, &mut KnownTask)> = self
+            .tasks
+            .iter_mut()
+            .filter(|(_, task)| task.tables_are_due())
+            .map(|(pid, task)| (*pid, task))
+            .collect();
+        due.sort_by_key(|(pid, task)| (task.tables_read.map_or(0, |(.., look)| look), *pid));
+        for (pid, task) in due.into_iter().take(TABLE_READS_MAX) {
+            task.page_table_bytes = process_memory(root, pid).page_table_bytes.value();
+            let StatFields { minor_fault_count, resident_pages, .. } = task.stat;
+            task.tables_read = Some((minor_fault_count, resident_pages, self.looks));
+        }
+    }
+}
+
+impl KnownTask {
+    /// Makes a process that began in this interval, so that all its counts belong to it.
+    fn new(stat: StatFields) -> KnownTask {
+        let none = StatFields { minor_fault_count: 0, major_fault_count: 0, cpu_ticks: 0, ..stat };
+        KnownTask {
+            name: String::new(),
+            is_kernel: stat.is_kernel,
+            start_ticks: stat.start_ticks,
+            cgroup: None,
+            cpu_ns: 0,
+            minor_fault_count: 0,
+            major_fault_count: 0,
+            resident_bytes: 0,
+            page_table_bytes: None,
+            stat: none,
+            tables_read: None,
+            look: 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    fn write(folder: &Path, pid: u32, name: &str, [start, faults, ticks, pages]: [u64; 4]) {
+        let process = folder.join(format!("proc/{pid}"));
+        std::fs::create_dir_all(&process).unwrap();
+        let line = format!(
+            "{pid} ({name}) S 1 1 1 0 -1 4194560 {faults} 0 2 0 {ticks} 1 0 0 20 0 1 0 {start} 9 \
+             {pages} 18446744073709551615\n"
+        );
+        std::fs::write(process.join("stat"), line).unwrap();
+        std::fs::write(process.join("cgroup"), "4:memory:/box\n0::/\n").unwrap();
+        std::fs::write(process.join("status"), format!("VmPTE:\t{pages} kB\n")).unwrap();
+    }
+
+    #[test]
+    fn figures_are_those_of_the_interval_and_a_new_process_has_all_of_its_own() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::at(folder.path());
+        write(folder.path(), 7, "a) (b", [5, 100, 50, 3]);
+        let mut table = TaskTable::new(&root);
+        let task = &table.tasks()[&7];
+        assert_eq!((task.name.as_str(), task.cgroup.as_deref()), ("a) (b", Some("/box")));
+        assert_eq!((task.cpu_ns, task.minor_fault_count), (0, 0));
+        assert_eq!(task.page_table_bytes, Some(3 * 1024));
+        write(folder.path(), 7, "a) (b", [5, 110, 52, 4]);
+        write(folder.path(), 8, "child", [9, 20, 3, 1]);
+        table.look(&root);
+        let task = &table.tasks()[&7];
+        assert_eq!((task.cpu_ns, task.minor_fault_count), (2 * tick_ns(), 10));
+        assert_eq!(task.page_table_bytes, Some(4 * 1024));
+        assert_eq!(table.tasks()[&8].minor_fault_count, 20);
+    }
+
+    #[test]
+    fn an_id_that_is_used_again_is_another_process_and_an_ended_one_goes() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::at(folder.path());
+        write(folder.path(), 7, "one", [5, 100, 50, 3]);
+        write(folder.path(), 8, "two", [5, 100, 50, 3]);
+        let mut table = TaskTable::new(&root);
+        write(folder.path(), 7, "other", [6, 30, 1, 3]);
+        std::fs::remove_dir_all(folder.path().join("proc/8")).unwrap();
+        table.look(&root);
+        assert_eq!(table.tasks().len(), 1);
+        let other = &table.tasks()[&7];
+        assert_eq!((other.name.as_str(), other.minor_fault_count), ("other", 30));
+    }
+
+    #[test]
+    fn page_tables_of_an_unchanged_process_are_not_read_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::at(folder.path());
+        write(folder.path(), 7, "idle", [5, 100, 50, 3]);
+        let mut table = TaskTable::new(&root);
+        std::fs::remove_file(folder.path().join("proc/7/status")).unwrap();
+        table.look(&root);
+        assert_eq!(table.tasks()[&7].page_table_bytes, Some(3 * 1024));
+    }
+
+    #[test]
+    fn a_line_without_its_fields_is_no_process() {
+        assert_eq!(parse("7 (a) S 1 1"), None);
+        assert_eq!(parse(""), None);
+    }
+
+    #[test]
+    fn the_live_table_has_this_process() {
+        let table = TaskTable::new(&Root::default());
+        let own = &table.tasks()[&std::process::id()];
+        assert!(own.resident_bytes > 0 && own.page_table_bytes > Some(0), "{own:?}");
+        assert!(!own.is_kernel);
+    }
+}
