@@ -81,7 +81,9 @@ fn summary(model: &TopModel) -> [String; 3] {
         ns.map_or_else(|| MISSING.into(), |ns| number(ns as f64 / 1e6 / model.seconds()))
     };
     let row = |id: &str| cell(system.budget.row(id).and_then(|row| row.ns));
-    let tax = system.readings.get("vm_cpu_ns");
+    // Without stacks or prices of faults, the sum has the daemons only.
+    let has_faults = system.budget.row("minor_fault").is_some_and(|row| row.ns.is_some());
+    let tax = system.readings.get("vm_cpu_ns").filter(|_| has_faults);
     let bound = |of: fn(&UnitReading) -> Option<u64>| cell(tax.and_then(of));
     let list = |columns: &[(&str, &str)]| {
         let cells = columns.iter().map(|(name, id)| format!("{name} {}", row(id)));
