@@ -8,7 +8,8 @@
 use super::preload::Preload;
 use crate::cache;
 use crate::code_folder::{self, Candidate, FolderRefusal, NoCodeFolder};
-use std::io::{self, Write};
+use flate2::read::ZlibDecoder;
+use std::io::{self, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -24,7 +25,9 @@ pub struct CarriedLibrary {
     pub name: &'static str,
     /// XXH3-64 of its content.
     pub hash: u64,
-    /// Its content, by LZ4 after its length.
+    /// The length of its content.
+    pub bytes: u64,
+    /// Its content as a zlib stream.
     pub compressed: &'static [u8],
 }
 
@@ -133,8 +136,7 @@ impl CarriedLibrary {
         directories: impl IntoIterator<Item = Candidate>,
     ) -> Result<PathBuf, LibraryError> {
         let name = Path::new("libraries").join(format!("{:016x}", self.hash));
-        let bytes = lz4_flex::block::uncompressed_size(self.compressed).map_or(0, |(size, _)| size);
-        code_folder::first_filled(directories, &name, bytes as u64, |directory| {
+        code_folder::first_filled(directories, &name, self.bytes, |directory| {
             self.unpack(directory)
         })
         .map_err(|error| LibraryError::Unpack(self.name.into(), error))
@@ -152,7 +154,9 @@ impl CarriedLibrary {
     }
 
     fn content(&self) -> io::Result<Vec<u8>> {
-        lz4_flex::decompress_size_prepended(self.compressed).map_err(io::Error::other)
+        let mut content = Vec::new();
+        ZlibDecoder::new(self.compressed).read_to_end(&mut content)?;
+        Ok(content)
     }
 
     /// Writes it under a temporary name and renames it, so that no other process sees a part of it.
@@ -176,9 +180,11 @@ mod tests {
 
     /// Returns a library with this text as its content.
     fn library(text: &'static str) -> CarriedLibrary {
-        let compressed = lz4_flex::compress_prepend_size(text.as_bytes());
-        let hash = XxHash3_64::oneshot(text.as_bytes());
-        CarriedLibrary { name: "libours.so", hash, compressed: compressed.leak() }
+        let mut encoder = flate2::read::ZlibEncoder::new(text.as_bytes(), Default::default());
+        let mut compressed = Vec::new();
+        encoder.read_to_end(&mut compressed).unwrap();
+        let (hash, bytes) = (XxHash3_64::oneshot(text.as_bytes()), text.len() as u64);
+        CarriedLibrary { name: "libours.so", hash, bytes, compressed: compressed.leak() }
     }
 
     #[test]
