@@ -13,7 +13,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Expands to `&[CarriedLibrary { name, hash, bytes, compressed }, …]` for the named files, such as
-/// `"libpagetax_preload.so"`: each without debug information, with its XXH3-64 and its length, as a zlib stream.
+/// `"libpagetax_preload.so"`: each without debug information, with its XXH3-64 and its length, as a zlib
+/// stream.
 /// Expands to an empty slice under `cargo check`, which builds no libraries.
 ///
 /// # Panics
