@@ -130,6 +130,14 @@ pub fn apply_all(
     Ok(outcome)
 }
 
+/// Checks that the kernel can collapse memory that is there.
+pub fn check_collapse() -> Result<(), Refusal> {
+    match remote::knows_collapse() {
+        true => Ok(()),
+        false => Err(Refusal::System(NO_COLLAPSE.into())),
+    }
+}
+
 /// Gives a process's present memory the page sizes of `advice`, as far as that is possible from outside: huge
 /// pages by collapsing, base pages by splitting. Sizes between come with later faults, so those mappings are
 /// advised.
@@ -144,8 +152,8 @@ pub fn apply(
     let collapse = chunks(map, huge, |mapping| asked(advice, mapping, |size| size == huge));
     let split = huge_runs(map, huge, |mapping| asked(advice, mapping, |size| size == base));
     let reach = Reach::of(target)?;
-    if !collapse.is_empty() && !remote::knows_collapse() {
-        return Err(Refusal::System(NO_COLLAPSE.into()));
+    if !collapse.is_empty() {
+        check_collapse()?;
     }
     reach.change(&collapse, huge.bytes(), remote::RemoteAdvice::Collapse, &mut changed);
     // A part of a huge page that is not needed soon splits it.

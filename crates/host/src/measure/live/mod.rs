@@ -9,7 +9,7 @@ mod progress;
 pub use progress::{NoSource, Progress, ProgressSource};
 
 use crate::measure::system::{LOOK_INTERVAL_NS, Scope, SystemWatch, cost};
-use crate::pages::change::{FullBlocks, Outcome};
+use crate::pages::change::{FullBlocks, Outcome, check_collapse};
 use crate::pages::pagemap::{self, PageMap, Pages, diff};
 use crate::pages::target::{Refusal, Target};
 use crate::sys::process::cpu_clock_ns;
@@ -79,6 +79,7 @@ impl Experiment {
         limits: &ExperimentLimits,
         huge: PageSize,
     ) -> Result<Experiment, String> {
+        check_collapse().map_err(|refusal| refusal.to_string())?;
         let progress = match source {
             Some(source) => Progress::open(source, &targets),
             None => Progress::best(&targets),
