@@ -230,7 +230,7 @@ fn largest(root: u32) -> Result<u32> {
 
 /// Returns how many times as fast the program is on huge pages when it starts on them.
 fn restart(server: &LiveServer, folder: &Path) -> Result<f64> {
-    let wrapper = format!("{} ppgsz -o heap=2M,anon=2M", pagetax()?);
+    let wrapper = format!("{} ppgsz -o heap=2M", pagetax()?);
     let base = RunningServer::start(server, folder, "", "0")?;
     let huge = RunningServer::start(server, folder, &wrapper, "0")?;
     let before = [base.seen()?, huge.seen()?];
