@@ -113,6 +113,11 @@ pub fn find(id: &str) -> Option<&'static Cause> {
     CAUSES.iter().find(|cause| cause.id == id)
 }
 
+/// Returns true if the cause of that id is a part of the tax.
+pub fn is_tax(id: &str) -> bool {
+    find(id).is_some_and(|cause| cause.is_tax)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -3,7 +3,7 @@
 use super::report;
 use super::text::{MISSING, heading, table};
 use pagetax_core::budget::TimeRow;
-use pagetax_core::cause::{self, Account};
+use pagetax_core::cause::{Account, is_tax};
 use pagetax_core::live_tax::{LiveTax, Window};
 use pagetax_core::stats::Ratio;
 use pagetax_core::units::{Bytes, Nanos};
@@ -44,10 +44,6 @@ fn costs(live: &LiveTax) -> String {
         "\nBefore any change, of {} of CPU time: {costs}; translation not counted\n",
         Nanos(total_ns)
     )
-}
-
-fn is_tax(id: &str) -> bool {
-    cause::find(id).is_some_and(|cause| cause.is_tax)
 }
 
 fn windows(live: &LiveTax) -> String {

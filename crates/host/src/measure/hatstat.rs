@@ -150,7 +150,7 @@ fn processes(
     calibration: Result<&Calibration, &str>,
 ) -> (Vec<HatProcess>, Vec<SharedMapping>) {
     let (mut all, mut parts) = (Vec::new(), Vec::new());
-    for pid in root.names("/proc").into_iter().filter_map(|name| name.parse::<u32>().ok()) {
+    for pid in root.pids() {
         let Ok([.., minor_fault_count, major_fault_count]) = Scope::times_and_faults(root, pid)
         else {
             continue;

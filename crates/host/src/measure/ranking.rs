@@ -81,8 +81,7 @@ pub fn ranking(
 }
 
 fn all_times(root: &Root) -> BTreeMap<u32, Times> {
-    let pids = root.names("/proc").into_iter().filter_map(|name| name.parse::<u32>().ok());
-    pids.filter_map(|pid| Some((pid, Scope::times_and_faults(root, pid).ok()?))).collect()
+    root.pids().filter_map(|pid| Some((pid, Scope::times_and_faults(root, pid).ok()?))).collect()
 }
 
 /// Returns the names of users by number.

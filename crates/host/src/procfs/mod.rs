@@ -79,6 +79,11 @@ impl Root {
         names
     }
 
+    /// Returns the ids of all processes.
+    pub fn pids(&self) -> impl Iterator<Item = u32> + use<> {
+        self.names("/proc").into_iter().filter_map(|name| name.parse().ok())
+    }
+
     /// Returns true if the path exists.
     pub fn has(&self, path: &str) -> bool {
         Path::exists(&self.path(path))

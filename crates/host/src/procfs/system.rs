@@ -103,8 +103,7 @@ fn time_delta(now: &Result<u64, String>, then: &Result<u64, String>, wall_ns: u6
 /// Reads the CPU time of the kernel's memory daemons from schedstat, which counts nanoseconds.
 fn daemons_ns(root: &Root) -> Result<u64, String> {
     let mut total = None;
-    for name in root.names("/proc") {
-        let Ok(pid) = name.parse::<u32>() else { continue };
+    for pid in root.pids() {
         let Ok(comm) = root.text(&format!("/proc/{pid}/comm")) else { continue };
         if comm.starts_with("kswapd") || comm.starts_with("kcompactd") {
             total = Some(total.unwrap_or(0) + schedstat(root, pid, None)?.0);

@@ -5,7 +5,7 @@ use crate::measure::budget::{FEW_SAMPLES, FaultCosts, derived, share_bounds};
 use crate::measure::stacks::Wait;
 use pagetax_core::budget::{Budget, Ledger, TimeRow};
 use pagetax_core::calibration::{Calibration, FaultKind};
-use pagetax_core::cause::{self, Account};
+use pagetax_core::cause::{Account, is_tax};
 use pagetax_core::counter::Reading;
 use pagetax_core::system_stat::{Culprit, SystemInterval, huge_blocks};
 
@@ -85,10 +85,6 @@ fn from_stacks(ledger: &mut Ledger, tasks_ns: u64, samples: &SystemSamples) {
     let why =
         "stacks do not show translation; `pagetax trapstat 1` does where the CPU counts page walks";
     ledger.row("translation", Reading::Missing(why.into()), "");
-}
-
-fn is_tax(id: &str) -> bool {
-    cause::find(id).is_some_and(|cause| cause.is_tax)
 }
 
 /// Returns the number of samples in rows that are a tax.

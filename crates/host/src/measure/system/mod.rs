@@ -309,11 +309,10 @@ pub(in crate::measure) fn daemon_ns(root: &Root, daemons: &[Daemon], index: usiz
 
 /// Finds the kernel's daemons. Theirs are children of kthreadd, which is process 2.
 pub(in crate::measure) fn daemons(root: &Root) -> Vec<Daemon> {
-    let pids = root.names("/proc").into_iter().filter_map(|name| name.parse::<u32>().ok());
     let daemon = |pid: u32| {
         let name = root.text(&format!("/proc/{pid}/comm")).ok()?;
         let index = DAEMONS.iter().position(|(daemon, _)| name.starts_with(daemon))?;
         Process::read(root, pid)?.is_kernel.then_some((index, pid))
     };
-    pids.filter_map(daemon).collect()
+    root.pids().filter_map(daemon).collect()
 }

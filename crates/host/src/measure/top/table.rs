@@ -118,7 +118,7 @@ impl TaskTable {
     pub fn look(&mut self, root: &Root) {
         self.looks += 1;
         let mut line = vec![0; STAT_BYTES_MAX];
-        for pid in root.names("/proc").into_iter().filter_map(|name| name.parse::<u32>().ok()) {
+        for pid in root.pids() {
             let file = std::fs::File::open(root.path(&format!("/proc/{pid}/stat")));
             // The kernel writes the whole line into one read.
             let Ok(length) = file.and_then(|mut file| file.read(&mut line)) else { continue };
