@@ -1,6 +1,6 @@
 /** Opens pages in Chromium as a reader does: from a file, without a network. */
 import assert from "node:assert/strict";
-import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -21,6 +21,9 @@ export async function close() {
   await browser.close();
   rmSync(folder, { recursive: true });
 }
+
+/** The kinds of documents that have an example of the schema: all. */
+export const kinds = readdirSync(EXAMPLES).map((file) => file.replace(".json", ""));
 
 /** Returns a checked-in document, or an example of the schema. */
 export function document(name) {

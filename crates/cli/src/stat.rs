@@ -56,9 +56,9 @@ pub struct Args {
     #[command(flatten)]
     outputs: Outputs<SystemStat>,
 
-    /// A recording to show again; else the length of an interval, in seconds or with a unit, and the number
+    /// A recording to show again; or the length of an interval, in seconds or with a unit, and the number
     /// of intervals [default: one of a second; without a number, until Ctrl-C]
-    #[arg(value_name = "[FILE] [INTERVAL [COUNT]]", num_args = 0..=3)]
+    #[arg(value_name = "FILE|INTERVAL [COUNT]", num_args = 0..=3)]
     words: Vec<String>,
 }
 
@@ -79,7 +79,10 @@ pub fn run(args: Args) -> Result<ExitCode> {
                 file.display()
             )
         }
-        Some(file) => replay(&args, file, operands.count),
+        Some(_) if operands.interval.is_some() => {
+            bail!("a recording has intervals of its own\n  hint: leave the number out")
+        }
+        Some(file) => replay(&args, file),
         None => watch(&args, &operands),
     }
 }
@@ -114,10 +117,10 @@ impl IntervalPrinter<'_> {
     }
 
     /// Prints the rows of all intervals with their bounds, and writes the documents.
-    fn finish(&self, whole: Option<&SystemInterval>) -> Result<ExitCode> {
+    fn finish(&self) -> Result<ExitCode> {
         let is_text = !self.args.stream && !self.args.outputs.takes_stdout();
-        if let Some(whole) = whole.filter(|_| is_text) {
-            output::print(&text::whole(whole, &self.stat.scope))?;
+        if let Some(total) = self.stat.total.as_ref().filter(|_| is_text) {
+            output::print(&text::total(total, &self.stat.scope))?;
         }
         self.args.outputs.write(&self.stat)?;
         Ok(exit::FINE.into())
@@ -140,7 +143,7 @@ fn watch(args: &Args, operands: &Operands) -> Result<ExitCode> {
     }
     let cpu_count =
         pagetax_host::procfs::online_cpus(&Default::default()).map_or(1, |c| c.len() as u32);
-    let stat = SystemStat { scope: scope.to_string(), cpu_count, intervals: Vec::new() };
+    let stat = SystemStat { scope: scope.to_string(), cpu_count, ..SystemStat::default() };
     let mut recording = match &args.record {
         Some(path) => Some(Recording::create(path, &stat)?),
         None => None,
@@ -165,9 +168,11 @@ fn watch(args: &Args, operands: &Operands) -> Result<ExitCode> {
             break;
         }
     }
-    recording.map(Recording::finish).transpose()?;
-    let whole = all.map(|all| cost_of(&all, &calibration));
-    printer.finish(whole.as_ref())
+    printer.stat.total = all.map(|all| cost_of(&all, &calibration));
+    if let Some(recording) = recording {
+        recording.finish(printer.stat.total.as_ref())?;
+    }
+    printer.finish()
 }
 
 fn cost_of(seen: &Observation, calibration: &Result<Calibration, String>) -> SystemInterval {
@@ -189,12 +194,12 @@ fn wait_until(due: Instant, watch: &mut SystemWatch) -> bool {
     }
 }
 
-fn replay(args: &Args, file: &Path, count: Option<u64>) -> Result<ExitCode> {
+fn replay(args: &Args, file: &Path) -> Result<ExitCode> {
     let recorded = recording::read(file)?;
     let stat = SystemStat { intervals: Vec::new(), ..recorded };
     let mut printer = IntervalPrinter { args, stat, lines: 0 };
-    for interval in recorded.intervals.iter().take(count.map_or(usize::MAX, |n| n as usize)) {
+    for interval in &recorded.intervals {
         printer.take(interval)?;
     }
-    printer.finish(None)
+    printer.finish()
 }

@@ -4,7 +4,8 @@
 //! Each cycle has three windows: on base pages after calls that changed nothing, on huge pages, and on base
 //! pages again. The cost of a window is its CPU time for each unit of progress. The speed-up compares the
 //! middle window with the two beside it, so that a drift of the machine cancels. The check compares the two
-//! windows beside the calls that changed nothing.
+//! windows beside the calls that changed nothing. The first cycles may have only a part of the memory; the
+//! speed-up is that of the cycles with the most of it.
 
 use crate::diagnosis::{GAIN_MIN, Verdict};
 use crate::document::Document;
@@ -14,6 +15,7 @@ use crate::stats::Ratio;
 use crate::system_stat::SystemInterval;
 use crate::units::Bytes;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 
 /// The widest half of an interval with which the experiment may end early.
 const HALF_WIDTH_MAX: f64 = 0.05;
@@ -36,7 +38,7 @@ pub struct LiveTax {
     pub elapsed_ns: u64,
     /// Anonymous memory on base pages, in blocks of 2M of which nine tenths are there.
     pub base_bytes: u64,
-    /// The part of it that was collapsed and split.
+    /// The part of it that was collapsed and split, in the cycles that give the speed-up.
     pub tried_bytes: u64,
     /// The most by which the processes grow: what lacks of a block becomes zeros, and stays.
     pub growth_bytes: u64,
@@ -114,6 +116,8 @@ impl Window {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Cycle {
+    /// The bytes that were collapsed and split.
+    pub tried_bytes: u64,
     /// The window on base pages, after calls that changed nothing.
     pub unchanged: Window,
     /// The window on huge pages.
@@ -122,21 +126,41 @@ pub struct Cycle {
     pub split: Window,
 }
 
+impl Cycle {
+    /// Returns the cost of a unit on base pages and on huge ones; none if a window had no progress.
+    fn costs(&self) -> Option<(u64, u64)> {
+        let base = self.unchanged.cost()? as f64 * self.split.cost()? as f64;
+        Some((base.sqrt() as u64, self.huge.cost()?))
+    }
+
+    /// Returns the gain in units for each second on huge pages, as a share; none without progress.
+    pub fn gain(&self) -> Option<f64> {
+        let base = (self.unchanged.rate() * self.split.rate()).sqrt();
+        (base > 0.0).then(|| self.huge.rate() / base - 1.0)
+    }
+}
+
 impl LiveTax {
     /// Compares the windows, by a rule of stopping.
     pub fn compare(&mut self, stopping: Stopping) {
-        let both = |one: u64, other: u64| ((one as f64 * other as f64).sqrt()) as u64;
-        let costs = self.cycles.iter().filter_map(|cycle| {
-            let base = both(cycle.unchanged.cost()?, cycle.split.cost()?);
-            Some((base, cycle.huge.cost()?))
+        let tried: BTreeSet<u64> = self.cycles.iter().map(|cycle| cycle.tried_bytes).collect();
+        let most = tried.into_iter().rev().find_map(|bytes| {
+            let costs = self.cycles_with(bytes).filter_map(Cycle::costs);
+            let (base, huge): (Vec<u64>, Vec<u64>) = costs.unzip();
+            Some((bytes, stopping.ratio(&base, &huge, COMPARISONS)?))
         });
-        let (base, huge): (Vec<u64>, Vec<u64>) = costs.unzip();
-        self.speedup = stopping.ratio(&base, &huge, COMPARISONS);
+        self.speedup = most.map(|(_, speedup)| speedup);
+        self.tried_bytes = most.map_or(self.tried_bytes, |(bytes, _)| bytes);
         let earlier = std::iter::once(&self.before).chain(self.cycles.iter().map(|c| &c.split));
         let pairs = earlier.zip(self.cycles.iter().map(|cycle| &cycle.unchanged));
         let pairs = pairs.filter_map(|(one, other)| Some((one.cost()?, other.cost()?)));
         let (one, other): (Vec<u64>, Vec<u64>) = pairs.unzip();
         self.check = stopping.ratio(&one, &other, COMPARISONS);
+    }
+
+    /// Returns the cycles in which so many bytes were tried.
+    pub fn cycles_with(&self, tried_bytes: u64) -> impl Iterator<Item = &Cycle> {
+        self.cycles.iter().filter(move |cycle| cycle.tried_bytes == tried_bytes)
     }
 
     /// Returns true if more cycles would not change the answer.
@@ -226,9 +250,17 @@ mod tests {
             Window { unit_count: 1_000, cpu_ns: (1e6 * factor * speed) as u64, wall_ns: 1_000_000 }
         };
         let before = window(1.0);
-        let cycle =
-            |_| Cycle { unchanged: window(unchanged), huge: window(huge), split: window(1.0) };
-        let cycles = (0..cycles).map(cycle).collect();
+        let mut cycle = |tried_bytes, huge| Cycle {
+            tried_bytes,
+            unchanged: window(unchanged),
+            huge: window(huge),
+            split: window(1.0),
+        };
+        // The first cycle has a part of the memory, and shows less of the gain.
+        let mut cycles: Vec<Cycle> = (0..cycles).map(|_| cycle(2 << 20, huge)).collect();
+        if !cycles.is_empty() {
+            cycles.insert(0, cycle(1 << 20, huge.midpoint(1.0)));
+        }
         let mut live = LiveTax { before, cycles, tried_bytes: 2 << 20, ..LiveTax::default() };
         live.compare(Stopping::Sequential);
         live.judge();
@@ -240,6 +272,7 @@ mod tests {
         let live = experiment(8, 0.8, 1.0, 0.001);
         let speedup = live.speedup.unwrap();
         assert!(speedup.low < 1.25 && 1.25 < speedup.high && live.is_settled(), "{speedup}");
+        assert!((live.cycles[0].gain().unwrap() - 0.11).abs() < 0.01);
         assert!(live.check.unwrap().holds_one());
         assert_eq!(live.verdict.winner.as_deref(), Some("thp-2M"));
         assert!((live.tax().unwrap().0 - 0.2).abs() < 0.01);
@@ -263,6 +296,16 @@ mod tests {
         still.judge();
         assert!(still.verdict.reason.starts_with("nothing to try"));
         assert_eq!((still.verdict.winner, still.verdict.apply), (None, None));
+    }
+
+    #[test]
+    fn without_enough_cycles_of_the_most_memory_those_before_count() {
+        let mut live = experiment(8, 0.8, 1.0, 0.0);
+        live.cycles.truncate(2);
+        live.cycles.extend_from_within(..1);
+        live.compare(Stopping::TimeUp);
+        assert_eq!(live.tried_bytes, 1 << 20, "two cycles of 1 MiB, one of 2 MiB");
+        assert!((live.speedup.unwrap().value - 1.11).abs() < 0.01, "{:?}", live.speedup);
     }
 
     #[test]

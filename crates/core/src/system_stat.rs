@@ -6,7 +6,7 @@ use crate::document::Document;
 use serde::{Deserialize, Serialize};
 
 /// The costs of intervals that follow each other.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SystemStat {
     /// The tasks that were watched: `system`, `cgroup PATH` or `processes PID,…`.
@@ -15,6 +15,9 @@ pub struct SystemStat {
     pub cpu_count: u32,
     /// The intervals, in their order.
     pub intervals: Vec<SystemInterval>,
+    /// All of them together, with bounds of the whole time; absent if the watching did not end by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub total: Option<SystemInterval>,
 }
 
 impl Document for SystemStat {

@@ -27,8 +27,10 @@ mod stat;
 mod stops;
 mod swap;
 mod unexplained;
+mod verdict_time;
 mod verdicts;
 mod whatif;
+mod workers;
 
 use crate::book;
 use crate::shell::{self, pagetax};
@@ -147,6 +149,11 @@ const BENCHES: &[Bench] = &[
         run: sampling::run,
     },
     Bench {
+        name: "verdict-time",
+        what: "time to the verdict of diagnose (limit: 20 s where the gain is clear); PAGETAX_BEFORE: another build",
+        run: |_| verdict_time::run(),
+    },
+    Bench {
         name: "verdicts",
         what: "false and missed verdicts of diagnose beside a compiler; goes on where it stopped; part: number of runs",
         run: verdicts::run,
@@ -155,6 +162,11 @@ const BENCHES: &[Bench] = &[
         name: "whatif",
         what: "speed-ups that whatif predicts beside those of trials (limit: 8 of 10 within 10 %)",
         run: whatif::run,
+    },
+    Bench {
+        name: "workers",
+        what: "page tables of 64 workers over 2 GiB of shared memory, as measured and as hatstat predicts them",
+        run: |_| workers::run(),
     },
     Bench {
         name: "unexplained",

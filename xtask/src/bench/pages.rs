@@ -21,14 +21,14 @@ const WAYS: &[(&str, &[&str], &str)] = &[
 ];
 
 /// Pages that a benchmark adds to a hugetlb pool. Dropping it restores the pool.
-struct Pool {
+pub(super) struct Pool {
     path: String,
     before: String,
 }
 
 impl Pool {
     /// Adds `pages` to a pool; none if the system refuses.
-    fn fill(kilobytes: u64, pages: u64) -> Option<Pool> {
+    pub(super) fn fill(kilobytes: u64, pages: u64) -> Option<Pool> {
         let path = format!("{POOLS}/hugepages-{kilobytes}kB/nr_hugepages");
         let before = std::fs::read_to_string(&path).ok()?.trim().to_string();
         let wanted = before.parse::<u64>().ok()? + pages;

@@ -164,6 +164,26 @@ while True:
         [ $code -eq 0 ]
         grep -i "^verdict" diagnosis
         if [ -z "$HAS_MTHP" ]; then grep "Linux 6.8" diagnosis; fi'
+    row "diagnose -p" 100 6.1 6.1 '
+        python3 -c "
+page = b\"x\" * (16 << 20)
+with open(\"/dev/null\", \"wb\", buffering=0) as out:
+    while True: out.write(bytes(page[:4096]))" & busy=$!
+        sleep 3
+        code=0
+        "$PAGETAX" diagnose -p $busy --for 10s --yes >diagnosis 2>&1 || code=$?
+        kill $busy
+        cat diagnosis
+        [ $code -eq 0 ]
+        grep -i "^verdict" diagnosis'
+    row "diagnose --all, top" 100 5.10 5.10 '
+        . /tmp/holds.sh; holds 0
+        "$PAGETAX" diagnose --all --for 2s >ranking
+        "$PAGETAX" top --once >page
+        kill $pid
+        cat ranking page
+        grep python3 ranking
+        grep "PID CPU" page'
     row pmap 60 5.10 5.10 '
         . /tmp/holds.sh; holds 14
         "$PAGETAX" pmap -xs $pid >map

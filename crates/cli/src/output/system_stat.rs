@@ -106,7 +106,7 @@ fn culprit(culprit: &Culprit) -> String {
 }
 
 /// Returns the ledgers of all intervals together.
-pub fn whole(interval: &SystemInterval, scope: &str) -> String {
+pub fn total(interval: &SystemInterval, scope: &str) -> String {
     let title = format!("{scope}, {}", Nanos(interval.elapsed_ns));
     let ledgers = budget::of_system(&interval.budget);
     let fallback = match (interval.value("huge_fallback_count"), interval.value("huge_fallback_ns"))

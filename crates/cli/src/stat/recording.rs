@@ -1,4 +1,5 @@
-//! Recordings of `pagetax stat`: gzip of JSON lines, the document without intervals and then each interval.
+//! Recordings of `pagetax stat`: gzip of JSON lines, the document without intervals, each interval, and the
+//! total.
 //!
 //! Invariant: whatever ends the recorder, all but the last minute can be read.
 
@@ -9,6 +10,7 @@ use flate2::bufread::MultiGzDecoder;
 use flate2::write::GzEncoder;
 use pagetax_core::document::{self, Document};
 use pagetax_core::system_stat::{SystemInterval, SystemStat};
+use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -45,16 +47,24 @@ impl Recording {
         Ok(())
     }
 
-    /// Writes the rest.
-    pub fn finish(self) -> Result<()> {
+    /// Writes the total and the rest.
+    pub fn finish(mut self, total: Option<&SystemInterval>) -> Result<()> {
+        self.line(&RecordedTotal { total: total.cloned() })?;
         self.lines.finish().context("cannot write the recording")?;
         Ok(())
     }
 
-    fn line(&mut self, value: &impl serde::Serialize) -> Result<()> {
+    fn line(&mut self, value: &impl Serialize) -> Result<()> {
         let line = serde_json::to_string(value)? + "\n";
         self.lines.write_all(line.as_bytes()).context("cannot write the recording")
     }
+}
+
+/// The last line.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RecordedTotal {
+    total: Option<SystemInterval>,
 }
 
 /// Reads a recording. One that was cut off is read as far as it goes.
@@ -72,6 +82,10 @@ pub fn read(path: &Path) -> Result<SystemStat> {
     let mut stat: SystemStat = document::from_json(&head).with_context(not_ours)?;
     for line in lines {
         let Ok(line) = line else { break };
+        if let Ok(last) = serde_json::from_str::<RecordedTotal>(&line) {
+            stat.total = last.total;
+            break;
+        }
         stat.intervals.push(serde_json::from_str(&line).with_context(|| {
             format!("{name}: interval {} cannot be read", stat.intervals.len() + 1)
         })?);
@@ -84,7 +98,7 @@ mod tests {
     use super::*;
 
     fn stat() -> SystemStat {
-        SystemStat { scope: "system".into(), cpu_count: 2, intervals: Vec::new() }
+        SystemStat { scope: "system".into(), cpu_count: 2, ..SystemStat::default() }
     }
 
     #[test]
@@ -95,13 +109,15 @@ mod tests {
         for end_unix_ms in 0..50 {
             recording.write(&SystemInterval { end_unix_ms, ..Default::default() }).unwrap();
         }
-        recording.finish().unwrap();
+        let total = SystemInterval { elapsed_ns: 50, ..Default::default() };
+        recording.finish(Some(&total)).unwrap();
         let whole = read(&path).unwrap();
         assert_eq!((whole.cpu_count, whole.intervals.len()), (2, 50));
-        assert_eq!(whole.intervals[49].end_unix_ms, 49);
+        assert_eq!((whole.intervals[49].end_unix_ms, whole.total), (49, Some(total)));
         let bytes = std::fs::read(&path).unwrap();
         std::fs::write(&path, &bytes[..bytes.len() - 20]).unwrap();
-        assert!(read(&path).unwrap().intervals.len() < 50);
+        let part = read(&path).unwrap();
+        assert!(part.intervals.len() <= 50 && part.total.is_none());
         std::fs::write(&path, "not gzip").unwrap();
         assert!(format!("{:#}", read(&path).unwrap_err()).contains("--record"));
     }

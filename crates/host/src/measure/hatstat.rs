@@ -143,6 +143,8 @@ struct Part {
     key: (String, u64, String),
     range: Range<u64>,
     table_bytes: (u64, u64),
+    /// The faults of the whole process.
+    fault_count: u64,
 }
 
 fn processes(
@@ -160,7 +162,8 @@ fn processes(
             continue;
         };
         let name = Process::read(root, pid).map_or_else(|| "ended".into(), |process| process.name);
-        parts.extend(shared_parts(&maps(root, pid).unwrap_or_default(), page_table_bytes));
+        let maps = maps(root, pid).unwrap_or_default();
+        parts.extend(shared_parts(&maps, page_table_bytes, minor_fault_count));
         all.push(HatProcess { pid, name, minor_fault_count, major_fault_count, page_table_bytes });
     }
     (top(all), shared(parts, calibration))
@@ -186,7 +189,7 @@ fn tables_of(range: &Range<u64>) -> u64 {
 
 /// Returns the large mappings that a process shares with others: of files and of shared memory, unless its
 /// writes are its own.
-fn shared_parts(lines: &[MapsLine], page_table_bytes: u64) -> Vec<Part> {
+fn shared_parts(lines: &[MapsLine], page_table_bytes: u64, fault_count: u64) -> Vec<Part> {
     let all: u64 = lines.iter().map(|line| tables_of(&line.range)).sum();
     let is_shared = |line: &&MapsLine| {
         let private_write = line.permissions[1] == b'w' && line.permissions[3] == b'p';
@@ -197,7 +200,7 @@ fn shared_parts(lines: &[MapsLine], page_table_bytes: u64) -> Vec<Part> {
         let high = own.min(page_table_bytes);
         let low = page_table_bytes.saturating_sub(all - own).min(high);
         let key = (line.device.clone(), line.inode, line.name.clone());
-        Part { key, range: line.range.clone(), table_bytes: (low, high) }
+        Part { key, range: line.range.clone(), table_bytes: (low, high), fault_count }
     };
     lines.iter().filter(is_shared).map(part).collect()
 }
@@ -220,22 +223,14 @@ fn mapping(parts: &[Part], calibration: Result<&Calibration, &str>) -> SharedMap
     let (low, high) = (sum(|part| part.table_bytes.0), sum(|part| part.table_bytes.1));
     let value = low.midpoint(high);
     let tables = Reading::Derived { value, low, high };
-    // Each entry of a table is one page that was mapped by a fault, or beside one.
-    let pages = |table_bytes: u64| table_bytes / 8;
-    let fault_ns = times(
-        (pages(value), pages(low), pages(high)),
-        &each(calibration, |c| {
-            let cached = c.fault(FaultKind::FileCachedRead, c.base_page_bytes)?;
-            let alone = c.fault(FaultKind::ZeroRead, c.base_page_bytes).unwrap_or(cached);
-            Some((cached.median_ns, cached.low_ns, alone.high_ns))
-        }),
-    );
+    let fault_ns = each(calibration, |c| fault_ns(parts, c));
     let huge_count = |table_bytes: u64| table_bytes / TABLE_BYTES;
     let huge_fault_ns = times(
         (huge_count(value), huge_count(low), huge_count(high)),
         &each(calibration, |c| {
             let fault = c.fault(FaultKind::ZeroRead, c.base_page_bytes)?;
-            Some((fault.median_ns, fault.low_ns, fault.high_ns))
+            let most = c.fault(FaultKind::AnonWrite, c.base_page_bytes).unwrap_or(fault);
+            Some((fault.median_ns, fault.low_ns, most.high_ns))
         }),
     );
     let first = &parts[0];
@@ -248,6 +243,30 @@ fn mapping(parts: &[Part], calibration: Result<&Calibration, &str>) -> SharedMap
         fault_ns: UnitReading::new(Unit::Ns, fault_ns),
         huge_fault_ns: UnitReading::new(Unit::Ns, huge_fault_ns),
     }
+}
+
+/// Returns the time of the faults that filled the page tables: its value and its bounds.
+///
+/// Each entry of a table is a page. A read maps up to 16 pages of the page cache at a time; a write maps one,
+/// and takes at most as long as one that also zeroes it. A process has written to as many pages at most as it
+/// had faults.
+fn fault_ns(parts: &[Part], calibration: &Calibration) -> Option<(f64, f64, f64)> {
+    let fault = |kind| calibration.fault(kind, calibration.base_page_bytes);
+    let around = fault(FaultKind::FileCachedRead)?;
+    let alone = fault(FaultKind::ZeroRead).unwrap_or(around);
+    let write = fault(FaultKind::AnonWrite).unwrap_or(alone);
+    let pages = |table_bytes: u64| table_bytes / 8;
+    let (mut value, mut least, mut most) = (0.0, 0.0, 0.0);
+    for Part { table_bytes: (low, high), fault_count, .. } in parts {
+        let likely = pages(low.midpoint(*high));
+        let each_ns = if *fault_count < likely { around.median_ns } else { alone.median_ns };
+        let written = pages(*high).min(*fault_count);
+        value += likely as f64 * each_ns;
+        least += pages(*low) as f64 * around.low_ns;
+        most += written as f64 * write.high_ns;
+        most += (pages(*high) - written) as f64 * around.high_ns;
+    }
+    Some((value, least, most))
 }
 
 fn times((value, low, high): (u64, u64, u64), each: &Reading) -> Reading {
@@ -294,24 +313,28 @@ mod tests {
         .iter()
         .map(|text| maps_line(text.as_bytes()).unwrap())
         .collect();
-        let parts = shared_parts(&lines, (4 << 20) + 12_288);
+        let parts = shared_parts(&lines, (4 << 20) + 12_288, 32_768);
         assert_eq!(parts.len(), 1);
         // 1,024 tables of its own; the others can have two.
         assert_eq!(parts[0].table_bytes, (4 << 20, 4 << 20));
-        let few = shared_parts(&lines, 20_480);
+        let few = shared_parts(&lines, 20_480, 0);
         assert_eq!(few[0].table_bytes, (12_288, 20_480));
-        let many: Vec<Part> =
-            (0..64).flat_map(|_| shared_parts(&lines, (4 << 20) + 12_288)).collect();
-        let calibration = calibration();
-        let mapping = shared(many, Ok(&calibration)).remove(0);
+        let workers = |fault_count| {
+            let one = || shared_parts(&lines, (4 << 20) + 12_288, fault_count);
+            let many: Vec<Part> = (0..64).flat_map(|_| one()).collect();
+            shared(many, Ok(&calibration())).remove(0)
+        };
+        let mapping = workers(32_768);
         assert_eq!((mapping.process_count, mapping.bytes), (64, 2 << 30));
         assert_eq!(mapping.page_table_bytes.value, Some(256 << 20));
         // 64 × 524,288 pages of 230 ns, and 64 × 1,024 faults of 650 ns.
         assert_eq!(mapping.fault_ns.value, Some(64 * 524_288 * 230));
         assert_eq!(mapping.huge_fault_ns.value, Some(64 * 1_024 * 650));
-        assert!(
-            shared(shared_parts(&lines, 4 << 20), Ok(&calibration)).is_empty(),
-            "of one process"
-        );
+        // With a fault for each page they may have written to all.
+        let written = workers(524_288);
+        assert_eq!(written.fault_ns.value, Some(64 * 524_288 * 650));
+        assert!(written.fault_ns.high >= Some(64 * 524_288 * 1_500));
+        let of_one = shared(shared_parts(&lines, 4 << 20, 0), Ok(&calibration()));
+        assert!(of_one.is_empty(), "of one process");
     }
 }

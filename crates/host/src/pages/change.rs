@@ -193,7 +193,7 @@ pub fn undo(
 const THERE_MIN: f64 = 0.9;
 
 /// Blocks of a huge page's size that are nearly full of base pages.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct FullBlocks {
     chunks: Vec<Chunk>,
     huge: PageSize,
@@ -231,10 +231,10 @@ impl FullBlocks {
         self.chunks.truncate((bytes / self.huge.bytes()) as usize);
     }
 
-    /// Returns the first blocks, of so many bytes in all but at least one.
-    pub fn first(&self, bytes: u64) -> FullBlocks {
-        let count = self.chunks.len().min((bytes / self.huge.bytes()).max(1) as usize);
-        FullBlocks { chunks: self.chunks[..count].to_vec(), ..*self }
+    /// Returns the first blocks: this share of them, but at least one.
+    pub fn share(&self, share: f64) -> FullBlocks {
+        let count = (self.chunks.len() as f64 * share).max(1.0) as usize;
+        FullBlocks { chunks: self.chunks[..count.min(self.chunks.len())].to_vec(), ..*self }
     }
 
     /// Returns the bytes of these blocks that a page map shows on huge pages.

@@ -4,7 +4,7 @@
 //! the vdso's own, so nothing is written into the program.
 
 use super::target::Refusal;
-use crate::procfs::{Root, maps};
+use crate::procfs::{Root, StatLine, maps};
 use crate::sys::ptrace::{Stop, Stopped, with_stopped};
 use rustix::process::Pid;
 use std::fs::File;
@@ -64,10 +64,7 @@ impl Injector {
         tids.sort_by_key(|tid| (*tid != number.get(), *tid));
         let lives = |tid: &i32| {
             let stat = std::fs::read_to_string(format!("/proc/{number}/task/{tid}/stat"));
-            stat.is_ok_and(|stat| {
-                let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
-                !matches!(state, None | Some('Z' | 'X'))
-            })
+            stat.is_ok_and(|stat| StatLine::parse(&stat).is_some_and(|stat| !stat.has_ended()))
         };
         Ok(tids.into_iter().filter(lives).filter_map(Pid::from_raw).collect())
     }

@@ -9,6 +9,7 @@
 
 use super::settings::selected;
 use crate::cache;
+use crate::procfs::StatLine;
 use crate::sys::signal::asked_to_stop;
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
@@ -89,12 +90,10 @@ impl Record {
     }
 }
 
-/// Returns field 22 of /proc/PID/stat; none of a process that has ended.
+/// Returns the start of a process in clock ticks; none of one that has ended.
 fn started_ticks(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
-    let has_ended = matches!(fields.first(), Some(&("Z" | "X")));
-    if has_ended { None } else { fields.get(19)?.parse().ok() }
+    StatLine::parse(&stat).filter(|stat| !stat.has_ended())?.start_ticks()
 }
 
 /// Where records are kept.
@@ -211,7 +210,7 @@ fn wait_for(file: &mut File) -> io::Result<()> {
 fn is_ancestor(pid: u32) -> bool {
     let parent = |pid: u32| -> Option<u32> {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()
+        StatLine::parse(&stat)?.parent()
     };
     let parents = std::iter::successors(parent(std::process::id()), |pid| parent(*pid));
     parents.take_while(|pid| *pid != 0).any(|ancestor| ancestor == pid)

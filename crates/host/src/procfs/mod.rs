@@ -13,11 +13,13 @@
 mod cpus;
 mod maps;
 mod memory;
+mod stat_line;
 mod system;
 
 pub use cpus::{CpuList, NoCpuList, online_cpus};
 pub use maps::{MapsLine, line as maps_line, maps};
 pub use memory::{Fragmentation, cgroup_file, cgroup_paths, memory_cgroup, memory_limit};
+pub use stat_line::StatLine;
 pub use system::SystemSnapshot;
 
 use pagetax_core::counter::Reading;

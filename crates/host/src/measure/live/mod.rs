@@ -1,8 +1,8 @@
 //! The experiment on processes that already run: collapse, measure, split, measure, in turn.
 //!
 //! Invariants: only blocks that are nearly full of base pages are touched, so a process grows by a stated
-//! amount at most. Each block that was collapsed is split again ([`Drop`]), also after an error. Calls stall
-//! the processes for at most [`STALL_SHARE`] of the time.
+//! amount at most. Each block that was collapsed is split again ([`Drop`]), also after an error. Calls cost the
+//! processes at most [`STALL_SHARE`] of their progress, and half of what they have gained on huge pages.
 
 mod progress;
 
@@ -24,12 +24,18 @@ use std::borrow::Borrow;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// The share of the time in which calls may stall the processes.
+/// The share of their progress that the processes may lose while calls stall them.
 const STALL_SHARE: f64 = 0.02;
 /// The shortest window: shorter ones see too little of a scheduler's turns.
 const WINDOW_MIN: Duration = Duration::from_millis(200);
 /// The cycles that the time must have room for.
 const CYCLES_MIN: u32 = 8;
+/// The windows of a cycle.
+const WINDOWS: u32 = 3;
+/// The part of a gain that may pay for stalls.
+const PAYING_SHARE: f64 = 0.5;
+/// Memory is added if it grows by this factor at least: the cycles before it no longer count.
+const ADDED_MIN: f64 = 1.25;
 /// The share of a window that passes before it, while caches fill again.
 const SETTLE_SHARE: u32 = 10;
 /// The blocks of the rehearsal, which shows how long calls take.
@@ -55,6 +61,9 @@ type BlockCall = fn(&FullBlocks, &Target) -> Result<Outcome, Refusal>;
 struct Subject {
     target: Target,
     before: PageMap,
+    /// All blocks that may be tried.
+    all: FullBlocks,
+    /// Those that are tried now.
     blocks: FullBlocks,
 }
 
@@ -65,6 +74,8 @@ pub struct Experiment {
     progress: Progress,
     /// True from the first collapse until all is split again.
     is_changed: bool,
+    /// The median time of the calls about a block, in nanoseconds.
+    block_ns: u64,
     live: LiveTax,
 }
 
@@ -90,16 +101,17 @@ impl Experiment {
             let pid = target.pid().as_raw_nonzero().get() as u32;
             let before = pagemap::read(pid).map_err(|error| error.to_string())?;
             live.processes.push(LiveProcess { pid, command: before.command.clone() });
-            let mut blocks = FullBlocks::of(&before, huge, u64::MAX);
-            live.base_bytes += blocks.bytes();
-            blocks.truncate(left_bytes);
-            left_bytes -= blocks.bytes();
-            subjects.push(Subject { target, before, blocks });
+            let mut all = FullBlocks::of(&before, huge, u64::MAX);
+            live.base_bytes += all.bytes();
+            all.truncate(left_bytes);
+            left_bytes -= all.bytes();
+            subjects.push(Subject { target, before, blocks: all.clone(), all });
         }
-        live.tried_bytes = limits.bytes_max - left_bytes;
-        live.growth_bytes = subjects.iter().map(|s: &Subject| s.blocks.growth_bytes()).sum();
         live.progress = progress.source.to_string();
-        Ok(Experiment { subjects, huge, progress, is_changed: false, live })
+        let mut planned =
+            Experiment { subjects, huge, progress, is_changed: false, block_ns: 0, live };
+        planned.choose(1.0);
+        Ok(planned)
     }
 
     /// Returns what is planned: the memory, and the source of progress.
@@ -125,8 +137,8 @@ impl Experiment {
             if is_idle || self.live.tried_bytes == 0 {
                 return Ok(());
             }
-            let window = self.rehearse(limits)?;
-            self.cycles(window, begun, limits.time, &mut progress)
+            self.rehearse()?;
+            self.cycles(begun, limits.time, &mut progress)
         });
         if let Err(why) = done {
             let remedy = "the figures are those until then";
@@ -152,40 +164,60 @@ impl Experiment {
         Ok(())
     }
 
-    /// Collapses and splits some blocks, and keeps as many as the time has room for. Returns the length of a
-    /// window.
-    fn rehearse(&mut self, limits: &ExperimentLimits) -> Result<Duration, String> {
+    /// Collapses and splits some blocks, and notes the time of the calls.
+    fn rehearse(&mut self) -> Result<(), String> {
         let share = (REHEARSED_BYTES as f64 / self.live.tried_bytes as f64).min(1.0);
-        let part = |bytes: u64, share: f64| (bytes as f64 * share) as u64;
-        let few = self.subjects.iter().map(|s| s.blocks.first(part(s.blocks.bytes(), share)));
-        let few: Vec<FullBlocks> = few.collect();
+        let few: Vec<FullBlocks> = self.subjects.iter().map(|s| s.all.share(share)).collect();
         self.is_changed = true;
         let collapsed = self.each(&few, FullBlocks::collapse)?;
         let split = self.each(&few, FullBlocks::split)?;
         // The median: a few blocks are slow.
         let ns = |outcome: &Outcome| median(&outcome.blocks_ns).unwrap_or(0);
-        let stall_ns = ns(&collapsed) + ns(&split);
+        self.block_ns = (ns(&collapsed) + ns(&split)).max(1);
         self.note(&collapsed);
         self.note(&split);
         self.split(&few);
-        let room_ns = limits.time.as_nanos() as f64 * STALL_SHARE / f64::from(CYCLES_MIN);
-        let blocks = self.live.tried_bytes / self.huge.bytes();
-        let share = (room_ns / (stall_ns * blocks).max(1) as f64).min(1.0);
+        Ok(())
+    }
+
+    /// Chooses this share of all blocks.
+    fn choose(&mut self, share: f64) {
         for subject in &mut self.subjects {
-            let bytes = part(subject.blocks.bytes(), share).max(self.huge.bytes());
-            subject.blocks.truncate(bytes);
+            subject.blocks = subject.all.share(share);
         }
-        self.live.tried_bytes = self.subjects.iter().map(|s| s.blocks.bytes()).sum();
+        self.live.tried_bytes = self.chosen_bytes();
         self.live.growth_bytes = self.subjects.iter().map(|s| s.blocks.growth_bytes()).sum();
-        let stall_ns = stall_ns * (self.live.tried_bytes / self.huge.bytes());
-        let for_stalls = Duration::from_nanos((stall_ns as f64 / STALL_SHARE / 3.0) as u64);
+    }
+
+    fn chosen_bytes(&self) -> u64 {
+        self.subjects.iter().map(|subject| subject.blocks.bytes()).sum()
+    }
+
+    /// Chooses the memory of the next cycle, and returns the length of its windows: what the processes lose in
+    /// stalls is made up by the part of their progress that they may lose, and by the gain so far.
+    fn plan_cycle(&mut self, time: Duration) -> Duration {
+        let gains = self.live.cycles_with(self.chosen_bytes()).filter_map(Cycle::gain);
+        let gains: Vec<f64> = gains.collect();
+        let gain = gains.iter().sum::<f64>() / gains.len().max(1) as f64;
+        // For each nanosecond of a window.
+        let made_up = f64::from(WINDOWS) * STALL_SHARE + gain.max(0.0) * PAYING_SHARE;
+        let longest = time / (WINDOWS * CYCLES_MIN);
+        let room = longest.as_nanos() as f64 * made_up / self.block_ns as f64;
+        let block_bytes = self.huge.bytes() as f64;
+        let blocks = |bytes: u64| bytes as f64 / block_bytes;
+        let all = blocks(self.subjects.iter().map(|s| s.all.bytes()).sum());
+        let is_first = self.live.cycles.is_empty();
+        if is_first || room.min(all) >= ADDED_MIN * blocks(self.chosen_bytes()) {
+            self.choose(room / all);
+        }
+        let stall_ns = self.block_ns as f64 * blocks(self.chosen_bytes());
+        let for_stalls = Duration::from_nanos((stall_ns / made_up) as u64);
         let for_units = Duration::from_secs_f64(UNITS_MIN as f64 / self.live.before.rate());
-        Ok(WINDOW_MIN.max(for_stalls).max(for_units).min(limits.time / (3 * CYCLES_MIN)))
+        WINDOW_MIN.max(for_stalls).max(for_units).min(longest)
     }
 
     fn cycles(
         &mut self,
-        window: Duration,
         begun: Instant,
         time: Duration,
         progress: &mut impl FnMut(f64),
@@ -194,6 +226,7 @@ impl Experiment {
         let mut longest = Duration::ZERO;
         while !asked_to_stop() && begun.elapsed() + longest < time {
             let cycle_begun = Instant::now();
+            let window = self.plan_cycle(time);
             let cycle = self.cycle(window)?;
             self.live.cycles.push(cycle);
             let seen = self.progress.units()?.saturating_sub(units);
@@ -203,7 +236,8 @@ impl Experiment {
             self.live.compare(Stopping::Sequential);
             longest = longest.max(cycle_begun.elapsed());
             progress((begun.elapsed().as_secs_f64() / time.as_secs_f64()).min(1.0));
-            if is_look(self.live.cycles.len()) && self.live.is_settled() {
+            let counted = self.live.cycles_with(self.chosen_bytes()).count();
+            if is_look(counted) && self.live.is_settled() {
                 return Ok(());
             }
         }
@@ -214,15 +248,16 @@ impl Experiment {
     fn cycle(&mut self, window: Duration) -> Result<Cycle, String> {
         self.call(FullBlocks::pretend)?;
         let unchanged = self.settled_window(window)?;
-        let first = self.live.cycles.is_empty();
+        let tried_bytes = self.chosen_bytes();
         self.is_changed = true;
         let outcome = self.call(FullBlocks::collapse)?;
-        if first {
+        if self.live.cycles_with(tried_bytes).next().is_none() {
             self.live.failed_bytes = outcome.failed_bytes.values().sum();
         }
         let huge = self.settled_window(window)?;
         self.call(FullBlocks::split)?;
-        Ok(Cycle { unchanged, huge, split: self.settled_window(window)? })
+        let split = self.settled_window(window)?;
+        Ok(Cycle { tried_bytes, unchanged, huge, split })
     }
 
     /// Makes calls on all blocks.

@@ -16,7 +16,7 @@ pub(in crate::measure) use record::{RingSource, lost};
 pub use symbols::{Detail, Symbols, Wait, Work};
 pub use timeline::{MainLine, TaskState, Timeline};
 
-use crate::procfs::{Root, online_cpus};
+use crate::procfs::{Root, StatLine, online_cpus};
 use crate::sys::perf::{self, Event, EventKind, EventSpec, Ring, Sampling, monotonic_ns};
 use record::TaskRecord;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -362,8 +362,8 @@ fn spec(tid: u32, begin: Begin, cpu: u32, source: RingSource) -> EventSpec {
 /// Returns a task's state now, from /proc.
 fn state_of(root: &Root, tid: u32) -> Result<TaskState, String> {
     let stat = root.text(&format!("/proc/{tid}/stat"))?;
-    let letter = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
-    Ok(if letter == Some('R') { TaskState::Running } else { TaskState::Waiting(Wait::Sleep) })
+    let is_running = StatLine::parse(&stat).is_some_and(|stat| stat.is_running());
+    Ok(if is_running { TaskState::Running } else { TaskState::Waiting(Wait::Sleep) })
 }
 
 /// Returns the end time that was written to the eventfd.

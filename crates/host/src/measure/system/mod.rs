@@ -15,7 +15,7 @@ pub use samples::{ROWS, Row, SystemSamples, TaskCounts, WAITS};
 pub(in crate::measure) use scope::tick_ns;
 pub use scope::{Count, ProcessTotals, Scope, ScopeTotals};
 
-use crate::procfs::{Fragmentation, Root, cgroup_paths, schedstat};
+use crate::procfs::{Fragmentation, Root, StatLine, cgroup_paths, schedstat};
 use crate::sys::perf::monotonic_ns;
 use pagetax_core::system_stat::huge_blocks;
 use samples::SystemCollector;
@@ -50,12 +50,9 @@ impl Process {
     /// Reads a process; none if it has ended.
     pub(in crate::measure) fn read(root: &Root, pid: u32) -> Option<Process> {
         let stat = root.text(&format!("/proc/{pid}/stat")).ok()?;
-        let (head, rest) = stat.rsplit_once(')')?;
-        let name = head.split_once('(')?.1.to_string();
-        // Flags are the ninth field, and the third follows the name.
-        let flags: u64 = rest.split_whitespace().nth(9 - 3)?.parse().ok()?;
+        let stat = StatLine::parse(&stat)?;
         let cgroups = root.text(&format!("/proc/{pid}/cgroup")).unwrap_or_default();
-        Some(Process { name, is_kernel: flags & 0x0020_0000 != 0, cgroups })
+        Some(Process { name: stat.name.into(), is_kernel: stat.is_kernel(), cgroups })
     }
 
     /// Returns its memory cgroup, or that of version 2.

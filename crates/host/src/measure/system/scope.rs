@@ -1,6 +1,6 @@
 //! What is watched: the whole system, a cgroup or some processes; and the counters that each has.
 
-use crate::procfs::{Root, cgroup_paths};
+use crate::procfs::{Root, StatLine, cgroup_paths};
 use procfs_core::{MemoryPressure, VmStat};
 use std::collections::{BTreeMap, HashMap};
 
@@ -115,14 +115,10 @@ impl Scope {
     pub(in crate::measure) fn times_and_faults(root: &Root, pid: u32) -> Result<[u64; 4], String> {
         let path = format!("/proc/{pid}/stat");
         let text = root.text(&path)?;
-        let rest = text.rsplit_once(')').map_or("", |(_, rest)| rest);
-        let words: Vec<&str> = rest.split_whitespace().collect();
-        // The third field follows the name.
-        let field = |number: usize| {
-            let word = words.get(number - 3).and_then(|word| word.parse::<u64>().ok());
-            word.ok_or_else(|| format!("{path} has no field {number}"))
-        };
-        Ok([field(14)? * tick_ns(), field(15)? * tick_ns(), field(10)?, field(12)?])
+        let numbers = StatLine::parse(&text).and_then(|stat| stat.numbers([10, 12, 14, 15]));
+        let [minor, major, user, kernel] =
+            numbers.ok_or_else(|| format!("{path} has no times or faults"))?;
+        Ok([user * tick_ns(), kernel * tick_ns(), minor, major])
     }
 }
 

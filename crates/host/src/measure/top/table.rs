@@ -5,7 +5,7 @@
 //! hold a lock that the process's own faults may wait for.
 
 use crate::measure::system::{memory_cgroup, tick_ns};
-use crate::procfs::{Root, process_memory};
+use crate::procfs::{Root, StatLine, process_memory};
 use std::collections::HashMap;
 use std::io::Read;
 
@@ -15,8 +15,6 @@ const TABLE_READS_MAX: usize = 500;
 const CGROUP_LOOKS: u64 = 16;
 /// A line of /proc/PID/stat has at most 52 numbers and a name of 64 bytes.
 const STAT_BYTES_MAX: usize = 2048;
-/// The flag of kernel threads in /proc/PID/stat.
-const IS_KERNEL_FLAG: u64 = 0x0020_0000;
 
 /// The fields of /proc/PID/stat that the table has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,27 +27,19 @@ struct StatFields {
     resident_pages: u64,
 }
 
-/// Splits a line of /proc/PID/stat into the name and the fields.
-fn parse(line: &str) -> Option<(&str, StatFields)> {
-    let (head, rest) = line.rsplit_once(')')?;
-    let name = head.split_once('(')?.1;
-    // The third field follows the name.
-    let mut numbers = [0u64; 25];
-    let mut last = 2;
-    for word in rest.split_ascii_whitespace().take(numbers.len() - 3) {
-        last += 1;
-        // Some fields may be negative, and none of these is used.
-        numbers[last] = word.parse().unwrap_or(0);
+impl StatFields {
+    fn of(stat: &StatLine) -> Option<StatFields> {
+        let [minor_fault_count, major_fault_count, user, kernel, start_ticks, resident_pages] =
+            stat.numbers([10, 12, 14, 15, 22, 24])?;
+        Some(StatFields {
+            is_kernel: stat.is_kernel(),
+            minor_fault_count,
+            major_fault_count,
+            cpu_ticks: user + kernel,
+            start_ticks,
+            resident_pages,
+        })
     }
-    let fields = StatFields {
-        is_kernel: numbers[9] & IS_KERNEL_FLAG != 0,
-        minor_fault_count: numbers[10],
-        major_fault_count: numbers[12],
-        cpu_ticks: numbers[14] + numbers[15],
-        start_ticks: numbers[22],
-        resident_pages: numbers[24],
-    };
-    (last == 24).then_some((name, fields))
 }
 
 /// A process that is there, with its figures of the last interval.
@@ -122,8 +112,10 @@ impl TaskTable {
             let file = std::fs::File::open(root.path(&format!("/proc/{pid}/stat")));
             // The kernel writes the whole line into one read.
             let Ok(length) = file.and_then(|mut file| file.read(&mut line)) else { continue };
-            if let Some((name, stat)) = parse(&String::from_utf8_lossy(&line[..length])) {
-                self.update(root, pid, name, stat);
+            let line = String::from_utf8_lossy(&line[..length]);
+            let Some(stat) = StatLine::parse(&line) else { continue };
+            if let Some(fields) = StatFields::of(&stat) {
+                self.update(root, pid, stat.name, fields);
             }
         }
         let look = self.looks;
@@ -250,12 +242,6 @@ mod tests {
         std::fs::remove_file(folder.path().join("proc/7/status")).unwrap();
         table.look(&root);
         assert_eq!(table.tasks()[&7].page_table_bytes, Some(3 * 1024));
-    }
-
-    #[test]
-    fn a_line_without_its_fields_is_no_process() {
-        assert_eq!(parse("7 (a) S 1 1"), None);
-        assert_eq!(parse(""), None);
     }
 
     #[test]

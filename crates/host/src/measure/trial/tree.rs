@@ -1,7 +1,7 @@
 //! The processes of a command: itself and its descendants. They come from /proc/PID/task/TID/children, or
 //! from the parents in /proc/PID/stat if the kernel does not have that file.
 
-use crate::procfs::{Root, process_memory};
+use crate::procfs::{Root, StatLine, process_memory};
 use rustix::process::Pid;
 use std::collections::HashMap;
 use std::path::Path;
@@ -77,15 +77,8 @@ fn children(pid: i32) -> Vec<i32> {
 /// Reads the parent of a process; `None` if the process has ended.
 fn parent(pid: i32) -> Option<i32> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let (state, parent) = state_and_parent(&stat)?;
-    (!matches!(state, 'Z' | 'X')).then_some(parent)
-}
-
-/// Parses fields 3 and 4. Field 2, a name in brackets, may hold blanks and brackets.
-fn state_and_parent(stat: &str) -> Option<(char, i32)> {
-    let (_, rest) = stat.rsplit_once(") ")?;
-    let mut fields = rest.split(' ');
-    Some((fields.next()?.chars().next()?, fields.next()?.parse().ok()?))
+    let stat = StatLine::parse(&stat).filter(|stat| !stat.has_ended())?;
+    stat.parent()?.try_into().ok()
 }
 
 /// The memory of a process at one moment.
@@ -140,12 +133,6 @@ pub fn resident_bytes(pid: Pid) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn names_with_blanks_and_brackets_do_not_confuse() {
-        assert_eq!(state_and_parent("7 (a) b (c) S 3 7 7"), Some(('S', 3)));
-        assert_eq!(state_and_parent(""), None);
-    }
 
     #[test]
     fn grandchildren_are_found_and_orphans_stay() {
