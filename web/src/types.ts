@@ -79,16 +79,26 @@ export interface Trial {
   kernel_ns: number[];
   median_ns: number;
   fault_counts?: number[];
+  loads?: LoadFigures[];
   peak_resident_bytes?: number | null;
   speedup: Ratio | null;
   speedup_over_base: Ratio | null;
   took: Took;
 }
 
+export type LoadFigure = "throughput" | "p50" | "p99" | "p999" | "less" | "more";
+
+export interface LoadFigures {
+  throughput_per_s?: number;
+  p50_ns?: number;
+  p99_ns?: number;
+  p999_ns?: number;
+}
+
 export interface Diagnosis {
   command: string[];
   exit: Exit;
-  basis?: "elapsed" | "cpu";
+  basis?: "elapsed" | "cpu" | { load: LoadFigure };
   trials: Trial[];
   skipped: { name: string; page_bytes: number; why: string; remedy: string }[];
   verdict: {

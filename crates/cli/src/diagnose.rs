@@ -4,6 +4,7 @@
 
 mod all;
 mod live;
+mod load;
 mod scratch;
 mod steps;
 mod warnings;
@@ -49,6 +50,8 @@ Examples:
   pagetax diagnose -- sort -S 2G big.txt                 what would larger pages do for sort?
   pagetax diagnose --runs 10 -- python3 report.py        tighter intervals
   pagetax diagnose --side-by-side -- python3 report.py   on a machine whose speed varies
+  pagetax diagnose --load 'redis-benchmark -t get -q' --ready 6379 -- redis-server
+                                                         a server, by what its load tells
   pagetax diagnose -p 1234                               a process that runs already: nothing restarts
   pagetax diagnose --pages 4K,2M,hugetlb:2M -- ./server  also pages of the hugetlb pool
   pagetax diagnose --json=before.json -- ./job           to compare later: pagetax compare
@@ -120,6 +123,9 @@ pub struct Args {
     ignore_failure: bool,
 
     #[command(flatten)]
+    load: load::LoadArgs,
+
+    #[command(flatten)]
     live: live::LiveArgs,
 
     #[command(flatten)]
@@ -151,11 +157,12 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let recorded = args.trace.as_deref().map(recorded).transpose()?;
     let input = Input::new(args.input.as_deref())?;
     let (argv, stdin) = (argv(&args)?, input.path.clone());
-    let launch = TrialCommand { argv, stdin, tunables, memory_bytes: 0 };
+    let service = args.load.service(&args.command)?;
+    let basis = Cell::new(load::basis(service.as_ref()));
+    let launch = TrialCommand { argv, stdin, tunables, memory_bytes: 0, service };
     // From here on Ctrl-C ends the trials, not us, so that everything is cleaned up.
     let _stop = StopSignals::watch().context("cannot watch for Ctrl-C; this is not expected")?;
     let scratch = Scratch::new(args.outputs.clone())?;
-    let basis = Cell::new(Basis::Elapsed);
     let schedule = Schedule {
         runs: args.runs.map(|n| n as usize),
         warmup: args.warmup as usize,
@@ -191,6 +198,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     args.formats.print(&diagnosis, if args.full { diagnosis::full } else { diagnosis::render })?;
     Ok(match rounds.ended {
         Ended::Interrupted => exit::INTERRUPTED.into(),
+        Ended::ServiceFailed => exit::BAD_INPUT.into(),
         _ => diagnosis.exit.shell_code().into(),
     })
 }
@@ -322,6 +330,7 @@ fn trial_of(recipe: &Recipe, runs: &[Finished]) -> Trial {
         kernel_ns: column(|r| r.usage.kernel_ns),
         fault_counts: column(|r| r.usage.minor_fault_count + r.usage.major_fault_count),
         start_ns: runs.iter().filter_map(|run| run.start_ns).collect(),
+        loads: runs.iter().filter_map(|run| Some(run.load?.0)).collect(),
         speedup: None,
         speedup_over_base: None,
         took: trial::took(&*recipe.mechanism, runs),

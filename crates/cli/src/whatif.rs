@@ -102,7 +102,7 @@ fn time_runs(args: &Args, source: &Recorded, recipes: &[Recipe]) -> Result<Timed
     let Recorded::Live(_) = source else { return Ok(Timed::default()) };
     let tunables = std::env::var("GLIBC_TUNABLES").ok();
     let argv = args.source.command.clone();
-    let mut launch = TrialCommand { argv, stdin: None, tunables, memory_bytes: 0 };
+    let mut launch = TrialCommand { argv, tunables, ..TrialCommand::default() };
     let _stop = StopSignals::watch().context("cannot watch for Ctrl-C; this is not expected")?;
     let mut progress = Progress::start("whatif: timed runs");
     let rounds = (args.warmup, args.runs);

@@ -12,6 +12,7 @@ pub use tax::{TAX_DISAGREES, tax_disagreement};
 use crate::budget::Budget;
 use crate::document::Document;
 use crate::exit::Exit;
+use crate::load::{LoadFigure, LoadFigures};
 use crate::report::{Environment, Warning};
 use crate::sequential::Stopping;
 use crate::stats::{Ratio, median, ratio_of_pairs};
@@ -76,6 +77,9 @@ pub struct Trial {
     /// run. It is measured for commands under 100 ms, and speed-ups are ratios of the times beyond it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub start_ns: Vec<u64>,
+    /// The figures of the load for each run of a server; empty without a load.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub loads: Vec<LoadFigures>,
     /// The speed-up over the command as it is; absent for itself and for a single run.
     pub speedup: Option<Ratio>,
     /// The speed-up over base pages; absent for itself, without that trial and for a single run.
@@ -130,7 +134,7 @@ pub struct Diagnosis {
     pub command: Vec<String>,
     /// The end of the command as it is.
     pub exit: Exit,
-    /// The time that speed-ups are ratios of; absent for elapsed time.
+    /// The figure that speed-ups are ratios of; absent for elapsed time.
     #[serde(default, skip_serializing_if = "Basis::is_elapsed")]
     pub basis: Basis,
     /// True if the runs of a round shared one CPU; then their elapsed times mean little.
@@ -265,15 +269,19 @@ pub fn judge(trials: &[Trial], basis: Basis, remedies: &str) -> Verdict {
     };
     let alike = |t: &&Trial| t.speedup.is_some_and(|s| s.high >= value(best));
     let winner = gains().find(alike).unwrap_or(best);
+    let by = match basis {
+        Basis::Elapsed => String::new(),
+        other => format!(" by {}", other.heading()),
+    };
     Verdict {
         winner: Some(winner.name.clone()),
         reason: format!(
-            "`{}` runs the command {} times as fast as it is now{}, {}{}",
+            "`{}` runs the command {} times as fast as it is now{by}, {}{}{}",
             winner.name,
             winner.speedup.map(|s| s.to_string()).unwrap_or_default(),
-            if basis.is_elapsed() { "" } else { " by CPU time" },
             memory_words(growth(winner, as_is)),
             start_words(winner, as_is),
+            losses(winner, as_is, basis),
         ),
         ..Verdict::default()
     }
@@ -301,6 +309,20 @@ fn start_words(winner: &Trial, as_is: &Trial) -> String {
         }
         _ => String::new(),
     }
+}
+
+/// Says which other figures of the load the winner makes worse by 2 % or more.
+fn losses(winner: &Trial, as_is: &Trial, basis: Basis) -> String {
+    let figures = [LoadFigure::Throughput, LoadFigure::P50, LoadFigure::P99, LoadFigure::P999];
+    let loss = |figure: &LoadFigure| {
+        let costs = |trial| Basis::Load(*figure).times_ns(trial);
+        let ratio = Stopping::Fixed.ratio(&costs(winner), &costs(as_is), figures.len())?;
+        let words = if figure.is_more_better() { "requests take" } else { "latency is" };
+        (ratio.low > 1.0 && ratio.value >= 1.0 + GAIN_MIN)
+            .then(|| format!("; but by {}, {words} {ratio} times as long", figure.heading()))
+    };
+    let others = figures.iter().filter(|figure| basis.is_load() && basis != Basis::Load(**figure));
+    others.filter_map(loss).collect()
 }
 
 fn memory_words(growth: Option<f64>) -> String {
@@ -432,6 +454,7 @@ mod tests {
             kernel_ns: vec![0; 3],
             fault_counts: vec![1_000; 3],
             start_ns: Vec::new(),
+            loads: Vec::new(),
             runs_ns,
             speedup: None,
             speedup_over_base: None,

@@ -22,6 +22,7 @@ pub mod finding;
 pub mod hatstat;
 pub mod job;
 pub mod live_tax;
+pub mod load;
 pub mod machine;
 pub mod network_memory;
 pub mod page_size;

@@ -12,7 +12,7 @@ use std::time::Instant;
 
 fn launch(argv: &[&str]) -> TrialCommand {
     let argv = argv.iter().map(Into::into).collect();
-    TrialCommand { argv, stdin: None, tunables: None, memory_bytes: 0 }
+    TrialCommand { argv, ..TrialCommand::default() }
 }
 
 fn shell(script: &str) -> Finished {

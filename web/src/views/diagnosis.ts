@@ -5,7 +5,7 @@ import { copyBlock } from "../copy";
 import { folded, h, section } from "../dom";
 import { bytes, count, fixed, median, MISSING, nanos, percent, quantity, ratio } from "../format";
 import { number, plotColumn, table, text, type Column } from "../table";
-import type { Diagnosis, Exit, Ratio, Took, Trial } from "../types";
+import type { Diagnosis, Exit, LoadFigure, Ratio, Took, Trial } from "../types";
 import {
   article,
   budgetSection,
@@ -121,7 +121,7 @@ function pasteLines({ apply, systemd, dockerfile }: Diagnosis["verdict"]): HTMLE
 /** Says which time the winner saves, and of what, in the words of the terminal. */
 function savedSentence(diagnosis: Diagnosis, winner: Trial): string | null {
   const asIs = diagnosis.trials.find((trial) => trial.name === AS_IS);
-  if (!asIs) return null;
+  if (!asIs || loadFigure(diagnosis.basis)) return null;
   const [now, then] = [medianTime(diagnosis, asIs), medianTime(diagnosis, winner)];
   if (then > now) return null;
   const less = (of: (trial: Trial) => number[]) =>
@@ -139,11 +139,40 @@ function savedSentence(diagnosis: Diagnosis, winner: Trial): string | null {
   return `${nanos(now - then)} of ${nanos(now)} saved: ${of}`;
 }
 
-const times = ({ basis }: Diagnosis, trial: Trial) =>
-  basis === "cpu" ? trial.user_ns.map((user, run) => user + (trial.kernel_ns[run] ?? 0)) : trial.runs_ns;
+const loadFigure = (basis: Diagnosis["basis"]) => (typeof basis === "object" ? basis.load : undefined);
+
+/** The figure that trials are compared by, as a time: of a throughput, the time of a request. */
+function times({ basis }: Diagnosis, trial: Trial): number[] {
+  if (basis === "cpu") return trial.user_ns.map((user, run) => user + (trial.kernel_ns[run] ?? 0));
+  const loads = trial.loads ?? [];
+  switch (loadFigure(basis)) {
+    case "throughput":
+      return loads.map((load) => 1e9 / (load.throughput_per_s ?? NaN));
+    case "p50":
+      return loads.map((load) => load.p50_ns ?? NaN);
+    case "p99":
+      return loads.map((load) => load.p99_ns ?? NaN);
+    case "p999":
+      return loads.map((load) => load.p999_ns ?? NaN);
+    default:
+      return trial.runs_ns;
+  }
+}
+
+const HEADINGS: Partial<Record<LoadFigure, string>> = {
+  throughput: "time per request",
+  p50: "p50",
+  p99: "p99",
+  p999: "p99.9",
+};
+
+function timeHeading(basis: Diagnosis["basis"]): string {
+  const figure = loadFigure(basis);
+  return basis === "cpu" ? "CPU time" : ((figure && HEADINGS[figure]) ?? "time");
+}
 
 const medianTime = (diagnosis: Diagnosis, trial: Trial) =>
-  diagnosis.basis === "cpu" ? (median(times(diagnosis, trial)) ?? 0) : trial.median_ns;
+  diagnosis.basis ? (median(times(diagnosis, trial)) ?? 0) : trial.median_ns;
 
 function speedupScale(trials: Trial[]): Scale {
   const bounds = trials.flatMap(({ speedup }) => (speedup ? [speedup.low, speedup.high] : []));
@@ -165,7 +194,7 @@ const speedupStrip = (speedup: Ratio, scale: Scale) =>
 function trialsSection(diagnosis: Diagnosis): HTMLElement | null {
   const { trials, verdict, basis } = diagnosis;
   const why = trials.filter(({ took }) => took.why);
-  const time = basis === "cpu" ? "CPU time" : "time";
+  const time = timeHeading(basis);
   return section(
     "Trials",
     table(

@@ -72,7 +72,7 @@ type RunTriple = [ProgramRun; 3];
 
 fn rounds(script: &str, workshop: &Workshop) -> Result<Vec<RunTriple>> {
     let argv = ["sh", "-c", script].map(Into::into).to_vec();
-    let mut launch = TrialCommand { argv, stdin: None, tunables: None, memory_bytes: 0 };
+    let mut launch = TrialCommand { argv, ..TrialCommand::default() };
     // The first runs do not count: memory that comes from the hypervisor is no cost of watching.
     workshop.run(script, &[])?;
     watched(&mut launch, workshop, true)?;

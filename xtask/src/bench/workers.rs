@@ -77,7 +77,7 @@ fn bounds(mapping: &Value, key: &str) -> Option<[f64; 3]> {
     Some([of("value")?, of("low")?, of("high")?])
 }
 
-struct Seen {
+struct WorkersSeen {
     /// The page tables of all workers, less those of as many processes that touch nothing.
     table_bytes: f64,
     fault_ns: f64,
@@ -85,8 +85,8 @@ struct Seen {
     hatstat: Option<Value>,
 }
 
-fn measure(program: &Path, how: &str, pages: &str) -> Result<Seen> {
-    let with = |mib: u64| -> Result<Seen> {
+fn measure(program: &Path, how: &str, pages: &str) -> Result<WorkersSeen> {
+    let with = |mib: u64| -> Result<WorkersSeen> {
         let mut command = Command::new(program);
         command.args([&WORKERS.to_string(), &mib.to_string(), how, pages]);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
@@ -101,11 +101,11 @@ fn measure(program: &Path, how: &str, pages: &str) -> Result<Seen> {
         let hatstat = shared.iter().find(ours).cloned();
         drop(child.stdin.take());
         ensure!(child.wait()?.success(), "{C_SOURCE} fails");
-        Ok(Seen { table_bytes: tables, fault_ns, hatstat })
+        Ok(WorkersSeen { table_bytes: tables, fault_ns, hatstat })
     };
     // Two MiB are one table, or none.
     let (small, whole) = (with(2)?, with(MIB)?);
-    Ok(Seen { table_bytes: whole.table_bytes - small.table_bytes, ..whole })
+    Ok(WorkersSeen { table_bytes: whole.table_bytes - small.table_bytes, ..whole })
 }
 
 /// Returns the bytes of a process's page tables.

@@ -53,7 +53,7 @@ fn words(config: &CommandConfig) -> Vec<OsString> {
 /// Runs the command as it is. The first run fills the page cache, and does not count.
 fn counted(config: &CommandConfig) -> Result<Readings> {
     let (argv, stdin) = (words(config), config.input.clone());
-    let mut command = TrialCommand { argv, stdin, tunables: None, memory_bytes: 0 };
+    let mut command = TrialCommand { argv, stdin, ..TrialCommand::default() };
     let mut progress = Progress::start(&format!("{}: counted runs", config.name));
     let mut finished: Vec<Finished> = Vec::new();
     for done in 0..=config.runs {

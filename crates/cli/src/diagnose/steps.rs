@@ -44,7 +44,7 @@ impl<'a> Steps<'a> {
         scratch: Scratch,
         (schedule, basis): (&'a Schedule, &'a Cell<Basis>),
     ) -> Steps<'a> {
-        let (starts, code) = (Starts::new(recipes), Code::of(&launch.argv));
+        let (starts, code) = (Starts::new(recipes, &launch), Code::of(&launch.argv));
         let hashes = Hashes::new(recipes.len());
         Steps {
             args,
@@ -122,10 +122,12 @@ impl<'a> Steps<'a> {
         self.launch.learn(finished);
         let shared = self.args.side_by_side && can_share(&self.launch, seen, self.recipes.len());
         self.schedule.side_by_side.set(shared);
-        self.basis.set(match shared {
-            true => Basis::Cpu,
-            false => seen.unwrap_or_default().basis(),
-        });
+        if !self.basis.get().is_load() {
+            self.basis.set(match shared {
+                true => Basis::Cpu,
+                false => seen.unwrap_or_default().basis(),
+            });
+        }
         self.watched = Some((finished.clone(), watched));
     }
 }
@@ -162,10 +164,11 @@ struct Starts {
 }
 
 impl Starts {
-    fn new(recipes: &[Recipe]) -> Starts {
-        let differ = recipes.iter().any(|recipe| !recipe.wrapper.is_empty());
+    fn new(recipes: &[Recipe], launch: &TrialCommand) -> Starts {
+        // The load of a server does not see its start.
+        let differ = launch.service.is_none() && recipes.iter().any(|r| !r.wrapper.is_empty());
         let (argv, tunables) = (vec!["true".into()], std::env::var("GLIBC_TUNABLES").ok());
-        let nothing = TrialCommand { argv, stdin: None, tunables, memory_bytes: 0 };
+        let nothing = TrialCommand { argv, tunables, ..TrialCommand::default() };
         Starts { nothing: differ.then_some(nothing), is_short: false }
     }
 
@@ -187,7 +190,7 @@ impl Starts {
         let run = nothing.map(|command| trial::run(command, recipe, &Default::default(), None));
         Ok(run.transpose()?.map(|finished| match basis {
             Basis::Elapsed => finished.wall_ns,
-            Basis::Cpu => finished.usage.user_ns + finished.usage.kernel_ns,
+            _ => finished.usage.user_ns + finished.usage.kernel_ns,
         }))
     }
 }

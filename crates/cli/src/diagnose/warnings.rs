@@ -1,7 +1,7 @@
 //! Warnings about a diagnosis, each with a hint.
 
 use super::scratch::{Hashes, Scratch};
-use pagetax_core::diagnosis::{AS_IS, CHECK, Diagnosis, Trial, queued, tax_disagreement};
+use pagetax_core::diagnosis::{AS_IS, Basis, CHECK, Diagnosis, Trial, queued, tax_disagreement};
 use pagetax_core::report::Warning;
 use pagetax_core::stats::outliers;
 use pagetax_core::units::Nanos;
@@ -25,7 +25,7 @@ pub fn of(
     scratch: &Scratch,
 ) -> Vec<Warning> {
     let mut all: Vec<Warning> = Vec::new();
-    all.extend(ended(diagnosis, rounds.ended, scratch));
+    all.extend(ended(diagnosis, rounds, scratch));
     all.extend(diagnosis.trials.iter().filter_map(ends_differently(diagnosis)));
     all.extend(diagnosis.trials.iter().filter_map(far_off));
     all.extend(few_or_short(diagnosis));
@@ -34,7 +34,8 @@ pub fn of(
     all.extend(budget.and_then(|b| tax_disagreement(&diagnosis.trials, b, super::SEED)));
     all.extend(diagnosis.trials.iter().find(|t| t.name == CHECK).and_then(differs_from_itself));
     let names: Vec<_> = hashes.different().iter().filter_map(|i| name_of(diagnosis, *i)).collect();
-    if !names.is_empty() {
+    // A server's own output has times and process ids.
+    if !names.is_empty() && !diagnosis.basis.is_load() {
         all.push(warning(
             "output_differs",
             format!("the command printed something else under {}", names.join(", ")),
@@ -50,8 +51,8 @@ fn name_of(diagnosis: &Diagnosis, trial: usize) -> Option<String> {
     diagnosis.trials.get(trial).map(|t| format!("`{}`", t.name))
 }
 
-fn ended(diagnosis: &Diagnosis, ended: Ended, scratch: &Scratch) -> Option<Warning> {
-    match ended {
+fn ended(diagnosis: &Diagnosis, rounds: &Rounds<Finished>, scratch: &Scratch) -> Option<Warning> {
+    match rounds.ended {
         Ended::Complete | Ended::TimeUp => None,
         Ended::Interrupted => Some(warning(
             "interrupted",
@@ -68,6 +69,11 @@ fn ended(diagnosis: &Diagnosis, ended: Ended, scratch: &Scratch) -> Option<Warni
                 "mend the command, or add --ignore-failure to diagnose it as it is",
             ))
         }
+        Ended::ServiceFailed => Some(warning(
+            "service_failed",
+            rounds.failure.clone().unwrap_or_default(),
+            "the report covers the runs before it",
+        )),
     }
 }
 
@@ -132,7 +138,7 @@ fn differs_from_itself(check: &Trial) -> Option<Warning> {
 /// Warns if the command's tasks waited for CPUs that other programs had.
 fn busy(diagnosis: &Diagnosis) -> Option<Warning> {
     let waited = queued(diagnosis.budget.as_ref()?)?;
-    let basis = if diagnosis.basis.is_elapsed() { "" } else { ", so trials compare CPU time" };
+    let basis = if diagnosis.basis == Basis::Cpu { ", so trials compare CPU time" } else { "" };
     Some(warning(
         "busy_machine",
         format!("the command waited {waited}{basis}"),
@@ -188,6 +194,7 @@ mod tests {
             kernel_ns: vec![0, 0],
             fault_counts: vec![0, 0],
             start_ns: Vec::new(),
+            loads: Vec::new(),
             speedup: Some(Ratio { value: 1.05, low, high }),
             speedup_over_base: None,
             took: Default::default(),

@@ -68,7 +68,7 @@ fn short_trials(diagnosis: &Diagnosis, room: usize) -> String {
         let is_winner = Some(trial.name.as_str()) == winner;
         vec![
             trial.name.clone(),
-            Nanos(diagnosis.basis.median_ns(trial)).to_string(),
+            diagnosis.basis.median_text(trial),
             if trial.name == AS_IS { "1".into() } else { ratio(trial.speedup) },
             trial.peak_resident_bytes.map_or(text::MISSING.into(), |b| Bytes(b).to_string()),
             share,
@@ -76,8 +76,15 @@ fn short_trials(diagnosis: &Diagnosis, room: usize) -> String {
             if is_winner { "◀".into() } else { String::new() },
         ]
     };
-    let time = if diagnosis.basis.is_elapsed() { "time" } else { "CPU time" };
-    let headings = ["trial", time, "speed-up (95 %)", "memory", "large pages", "page faults", ""];
+    let headings = [
+        "trial",
+        diagnosis.basis.heading(),
+        "speed-up (95 %)",
+        "memory",
+        "large pages",
+        "page faults",
+        "",
+    ];
     // An empty line and the headings stand above the rows.
     let room = room.saturating_sub(2);
     let not_tried = not_tried(&diagnosis.skipped, room.saturating_sub(diagnosis.trials.len()));
@@ -222,6 +229,9 @@ fn saved(diagnosis: &Diagnosis) -> Option<String> {
     let named = |name: &str| diagnosis.trials.iter().find(|trial| trial.name == name);
     let as_is = named(AS_IS)?;
     let winner = named(diagnosis.verdict.winner.as_deref()?)?;
+    if diagnosis.basis.is_load() {
+        return None;
+    }
     let now_ns = diagnosis.basis.median_ns(as_is);
     let ns = now_ns.checked_sub(diagnosis.basis.median_ns(winner))?;
     let middle = |runs: &[u64]| median(runs).unwrap_or(0);
@@ -358,6 +368,7 @@ mod tests {
             peak_resident_bytes: Some(277 << 20),
             fault_counts: vec![faults; 3],
             start_ns: Vec::new(),
+            loads: Vec::new(),
             exit: Exit::Code(0),
         }
     }

@@ -52,8 +52,8 @@ impl Serve {
         assert!(Command::new("kill").args([name, &pid]).status().unwrap().success());
     }
 
-    /// The memory of the server itself in bytes: without the code that it maps, of which a first
-    /// request brings in 0.5 to 1 MB, depending on what the page cache holds.
+    /// Returns the memory of the server itself in bytes: without the code that it maps, of which a
+    /// first request brings in 0.5 to 1 MB, depending on what the page cache holds.
     pub fn own_bytes(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let kilobytes = |name| -> u64 {

@@ -1,9 +1,10 @@
-//! The time of a run that trials are compared by.
+//! The figure of a run that trials are compared by.
 
 use super::Trial;
 use crate::budget::Budget;
 use crate::cause::Account;
-use crate::stats::median;
+use crate::load::LoadFigure;
+use crate::stats::{median, quantiles};
 use crate::units::Nanos;
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +12,7 @@ use serde::{Deserialize, Serialize};
 /// CPU.
 pub const BUSY_SHARE: f64 = 0.05;
 
-/// The time of a run that trials are compared by.
+/// The figure of a run that trials are compared by.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
@@ -21,6 +22,8 @@ pub enum Basis {
     Elapsed,
     /// CPU time, user and kernel, of all processes: see [`Occupation::basis`].
     Cpu,
+    /// A figure of the load of a server.
+    Load(LoadFigure),
 }
 
 /// The elapsed time of a run by what the command did as a whole, and its CPU time.
@@ -75,7 +78,31 @@ impl Basis {
         *self == Basis::Elapsed
     }
 
-    /// Returns the time of each run of a trial.
+    /// Returns true for a figure of a load.
+    pub fn is_load(self) -> bool {
+        matches!(self, Basis::Load(_))
+    }
+
+    /// Returns the column's heading.
+    pub fn heading(self) -> &'static str {
+        match self {
+            Basis::Elapsed => "time",
+            Basis::Cpu => "CPU time",
+            Basis::Load(figure) => figure.heading(),
+        }
+    }
+
+    /// Returns the median of a trial as text.
+    pub fn median_text(self, trial: &Trial) -> String {
+        let Basis::Load(figure) = self else { return Nanos(self.median_ns(trial)).to_string() };
+        let values: Vec<f64> = trial.loads.iter().filter_map(|load| figure.value(load)).collect();
+        match values[..] {
+            [] => "–".into(),
+            _ => figure.text(quantiles(&values, [0.5])[0]),
+        }
+    }
+
+    /// Returns the time of each run of a trial, or the cost of its load.
     pub fn times_ns(self, trial: &Trial) -> Vec<u64> {
         match self {
             Basis::Elapsed => trial.runs_ns.clone(),
@@ -85,6 +112,7 @@ impl Basis {
                 .zip(&trial.kernel_ns)
                 .map(|(user, kernel)| user + kernel)
                 .collect(),
+            Basis::Load(figure) => trial.loads.iter().map(|load| figure.cost(load)).collect(),
         }
     }
 

@@ -1,8 +1,8 @@
 //! The experiment on processes that already run: collapse, measure, split, measure, in turn.
 //!
 //! Invariants: only blocks that are nearly full of base pages are touched, so a process grows by a stated
-//! amount at most. Each block that was collapsed is split again ([`Drop`]), also after an error. Calls cost the
-//! processes at most [`STALL_SHARE`] of their progress, and half of what they have gained on huge pages.
+//! amount at most. Each block that was collapsed is split again ([`Drop`]), also after an error. Calls cost
+//! the processes at most [`STALL_SHARE`] of their progress, and half of what they have gained on huge pages.
 
 mod progress;
 
@@ -193,8 +193,8 @@ impl Experiment {
         self.subjects.iter().map(|subject| subject.blocks.bytes()).sum()
     }
 
-    /// Chooses the memory of the next cycle, and returns the length of its windows: what the processes lose in
-    /// stalls is made up by the part of their progress that they may lose, and by the gain so far.
+    /// Chooses the memory of the next cycle, and returns the length of its windows. Two things make up for
+    /// stalls: the part of their progress that the processes may lose, and half of their gain so far.
     fn plan_cycle(&mut self, time: Duration) -> Duration {
         let gains = self.live.cycles_with(self.chosen_bytes()).filter_map(Cycle::gain);
         let gains: Vec<f64> = gains.collect();

@@ -7,10 +7,12 @@
 mod proof;
 pub mod rounds;
 mod sampler;
+mod service;
 pub(crate) mod tree;
 
 pub use proof::{Allocator, Evidence, took};
 pub use sampler::Peak;
+pub use service::{Ready, Service};
 
 use crate::launch::Launcher;
 use crate::launch::program::{Program, ProgramError};
@@ -23,8 +25,10 @@ use crate::sys::process::{Child, Usage, process_usage};
 use crate::sys::remote::Forbid;
 use crate::sys::signal::asked_to_stop;
 use pagetax_core::exit::Exit;
+use pagetax_core::load::LoadFigures;
 use rustix::process::{Pid, Signal};
 use rustix::thread::CpuSet;
+use service::Starter;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
@@ -42,7 +46,7 @@ const STOP_POLL: Duration = Duration::from_millis(100);
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// A command to try.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct TrialCommand {
     /// The program and its arguments.
     pub argv: Vec<OsString>,
@@ -53,14 +57,19 @@ pub struct TrialCommand {
     /// The most memory that a run has needed so far. As much is backed before each run. Else the time in
     /// which the hypervisor backs it would count as the command's.
     pub memory_bytes: u64,
+    /// The load, if the command is a server.
+    pub service: Option<Service>,
 }
 
 impl TrialCommand {
-    /// Notes how much memory a run has needed.
+    /// Notes how much memory a run has needed, and the length of its load.
     pub fn learn(&mut self, finished: &Finished) {
         let own = finished.usage.resident_bytes_max;
         let most = finished.peak.map_or(own, |peak| peak.resident_bytes);
         self.memory_bytes = self.memory_bytes.max(most);
+        if let Some(service) = &mut self.service {
+            service.load_time = finished.load.map(|(_, took)| took);
+        }
     }
 
     /// Returns true if so many runs at a time leave a quarter of the available memory free.
@@ -105,6 +114,8 @@ pub struct Finished {
     pub start_ns: Option<u64>,
     /// The time that all of it took: what came before the run, the run, and its evaluation.
     pub step_ns: u64,
+    /// The figures of the load, and its length; none without a load.
+    pub load: Option<(LoadFigures, Duration)>,
     /// The resource usage of all its processes.
     pub usage: Usage,
     /// The memory at its peak; `None` if the run ended before the first look.
@@ -128,6 +139,9 @@ pub enum TrialError {
     /// The trial itself failed, not the command.
     #[error("cannot {0}: {1}")]
     System(&'static str, io::Error),
+    /// The server or its load failed.
+    #[error("{0}")]
+    Service(String),
     /// SIGINT or SIGTERM arrived, and the command was ended.
     #[error("interrupted")]
     Interrupted,
@@ -177,6 +191,8 @@ fn run_all(
         .map_err(|e| TrialError::System("adopt orphans of the command", e.into()))?;
     // Runs differ by some bytes, and other programs take some of the memory.
     backed_memory::bring((trial.memory_bytes + trial.memory_bytes / 4) * planned.len() as u64);
+    let starter = trial.service.as_ref().map(|_| Starter::new());
+    trial.service.as_ref().map_or(Ok(()), Service::check_free)?;
     if let Some(watch) = watch {
         // The launcher's rule for counters: the child inherits them, and exec enables them.
         watch.attach(rustix::thread::gettid().as_raw_nonzero().get() as u32, Begin::AtExec);
@@ -189,13 +205,17 @@ fn run_all(
             Err(error) => ended = ended.and(Err(error)),
         }
     }
-    for run in &mut running {
-        ended = ended.and_then(|()| run.wait());
+    for (run, (_, outputs)) in running.iter_mut().zip(planned) {
+        ended = ended.and_then(|()| match (&trial.service, &starter) {
+            (Some(service), Some(starter)) => run.serve(service, starter, outputs),
+            _ => run.wait(),
+        });
     }
-    if ended.is_err() {
+    if let Err(error) = ended {
         running.iter().for_each(|run| end_all(run.child.pid()));
+        end_orphans();
+        return Err(error);
     }
-    ended?;
     let mut finished =
         running.into_iter().map(|run| run.finish(trial)).collect::<Result<Vec<_>, _>>()?;
     let left_running = end_orphans();
@@ -211,6 +231,7 @@ struct Running<'a> {
     own_resident_bytes: u64,
     started: Instant,
     wall_ns: u64,
+    load: Option<(LoadFigures, Duration)>,
     child: Child,
     sampler: sampler::MemorySampler,
 }
@@ -229,7 +250,16 @@ impl<'a> Running<'a> {
         let child = spawn(trial, recipe, outputs)?;
         drop(pinned);
         let sampler = sampler::MemorySampler::start(child.pid(), recipe.folio_size);
-        Ok(Running { recipe, before, own_resident_bytes, started, wall_ns: 0, child, sampler })
+        Ok(Running {
+            recipe,
+            before,
+            own_resident_bytes,
+            started,
+            wall_ns: 0,
+            load: None,
+            child,
+            sampler,
+        })
     }
 
     /// Waits until the process has ended, without reaping it, or until we are asked to stop.
@@ -239,10 +269,28 @@ impl<'a> Running<'a> {
         ended
     }
 
+    /// Loads the server, and ends it.
+    fn serve(
+        &mut self,
+        service: &Service,
+        starter: &Starter,
+        outputs: &Outputs,
+    ) -> Result<(), TrialError> {
+        self.load = Some(service.run(starter, self, outputs)?);
+        self.wall_ns = self.started.elapsed().as_nanos() as u64;
+        Ok(())
+    }
+
     fn finish(self, trial: &TrialCommand) -> Result<Finished, TrialError> {
-        let Running { recipe, before, own_resident_bytes, wall_ns, mut child, sampler, .. } = self;
+        let Running {
+            recipe, before, own_resident_bytes, wall_ns, load, mut child, sampler, ..
+        } = self;
         let seen = sampler.stop();
-        let (exit, usage) = child.wait().map_err(system("wait for the command"))?;
+        let (mut exit, usage) = child.wait().map_err(system("wait for the command"))?;
+        if load.is_some() {
+            // We ended it.
+            exit = Exit::Code(0);
+        }
         let mut peak = seen.peak;
         if let Some(peak) = &mut peak {
             peak.add_kernels_own(usage.resident_bytes_max, own_resident_bytes);
@@ -252,6 +300,7 @@ impl<'a> Running<'a> {
             wall_ns,
             step_ns: wall_ns,
             start_ns: None,
+            load,
             usage,
             peak,
             evidence: before.since(seen.allocator, proof::no_preload(recipe, &trial.argv)),
@@ -373,7 +422,7 @@ mod tests {
             !is_our_program(OsStr::new("sh")) && !is_our_program(OsStr::new("no-such-program"))
         );
         let argv = ["sh", "-c", "test -z \"$PAGETAX_TRIAL\""].map(OsString::from).to_vec();
-        let command = TrialCommand { argv, stdin: None, tunables: None, memory_bytes: 0 };
+        let command = TrialCommand { argv, ..TrialCommand::default() };
         let finished = run(&command, &Recipe::default(), &Outputs::default(), None).unwrap();
         assert_eq!(finished.exit, Exit::Code(0));
     }

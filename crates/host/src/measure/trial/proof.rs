@@ -195,6 +195,7 @@ mod tests {
             wall_ns: 1,
             step_ns: 1,
             start_ns: None,
+            load: None,
             usage: Default::default(),
             peak,
             evidence: Evidence {

@@ -56,6 +56,8 @@ pub enum Ended {
     Interrupted,
     /// The command failed in its first run, and no other was started.
     FirstFailed,
+    /// A server or its load failed after the first run; see [`Rounds::failure`]. Finished runs are kept.
+    ServiceFailed,
 }
 
 /// The runs of a schedule.
@@ -65,6 +67,8 @@ pub struct Rounds<T> {
     pub finished: Vec<Vec<T>>,
     /// The reason why there are not more.
     pub ended: Ended,
+    /// The failure that ended them, if one did.
+    pub failure: Option<String>,
 }
 
 /// A run, as far as the schedule depends on it.
@@ -104,8 +108,8 @@ pub fn run<T: Ran>(
     mut needs_more: impl FnMut(&[Vec<T>]) -> Vec<bool>,
     mut progress: impl FnMut(f64),
 ) -> Result<Rounds<T>, TrialError> {
-    let mut rounds =
-        Rounds { finished: (0..trials).map(|_| Vec::new()).collect(), ended: Ended::Complete };
+    let finished = (0..trials).map(|_| Vec::new()).collect();
+    let mut rounds = Rounds { finished, ended: Ended::Complete, failure: None };
     let mut first = true;
     let mut total = 0;
     for before in 0..=schedule.warmup {
@@ -133,6 +137,13 @@ pub fn run<T: Ran>(
         for steps in steps.chunks(at_a_time) {
             let ran = match run_steps(steps) {
                 Err(TrialError::Interrupted) => return Ok(interrupted(rounds)),
+                Err(TrialError::Service(why)) => {
+                    return Ok(Rounds {
+                        ended: Ended::ServiceFailed,
+                        failure: Some(why),
+                        ..rounds
+                    });
+                }
                 other => other?,
             };
             for (step, ran) in steps.iter().zip(ran) {
