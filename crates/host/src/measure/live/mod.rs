@@ -8,6 +8,7 @@ mod progress;
 
 pub use progress::{NoSource, Progress, ProgressSource};
 
+use crate::measure::backed_memory;
 use crate::measure::system::{LOOK_INTERVAL_NS, Scope, SystemWatch, cost};
 use crate::pages::change::{FullBlocks, Outcome, check_collapse};
 use crate::pages::pagemap::{self, PageMap, Pages, diff};
@@ -169,6 +170,7 @@ impl Experiment {
         let share = (REHEARSED_BYTES as f64 / self.live.tried_bytes as f64).min(1.0);
         let few: Vec<FullBlocks> = self.subjects.iter().map(|s| s.all.share(share)).collect();
         self.is_changed = true;
+        backed_memory::bring(few.iter().map(FullBlocks::bytes).sum());
         let collapsed = self.each(&few, FullBlocks::collapse)?;
         let split = self.each(&few, FullBlocks::split)?;
         // The median: a few blocks are slow.
@@ -250,6 +252,8 @@ impl Experiment {
         let unchanged = self.settled_window(window)?;
         let tried_bytes = self.chosen_bytes();
         self.is_changed = true;
+        // Else the processes would wait while the hypervisor backs the huge pages.
+        backed_memory::bring(tried_bytes);
         let outcome = self.call(FullBlocks::collapse)?;
         if self.live.cycles_with(tried_bytes).next().is_none() {
             self.live.failed_bytes = outcome.failed_bytes.values().sum();
