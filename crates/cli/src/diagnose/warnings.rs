@@ -3,13 +3,15 @@
 use super::scratch::{Hashes, Scratch};
 use pagetax_core::diagnosis::{AS_IS, Basis, CHECK, Diagnosis, Trial, queued, tax_disagreement};
 use pagetax_core::report::Warning;
-use pagetax_core::stats::outliers;
+use pagetax_core::stats::{median, outliers};
 use pagetax_core::units::Nanos;
 use pagetax_host::measure::trial::Finished;
 use pagetax_host::measure::trial::rounds::{Ended, Rounds};
 
 /// Runs shorter than this are mostly fork, exec and exit.
 const SHORT_NS: u64 = 5_000_000;
+/// Backing the memory of a run by the hypervisor may take this share of its time.
+const BACKING_SHARE: f64 = 0.05;
 /// Watching should cost less than 2 %.
 const WATCH_SHARE: u64 = 50;
 
@@ -147,7 +149,7 @@ fn busy(diagnosis: &Diagnosis) -> Option<Warning> {
 }
 
 fn of_runs(runs: &[&Finished]) -> Vec<Warning> {
-    let mut all = Vec::new();
+    let mut all: Vec<Warning> = backing(runs).into_iter().collect();
     if let Some(most) = runs.iter().map(|run| run.left_running).max().filter(|n| *n > 0) {
         all.push(warning(
             "left_running",
@@ -175,6 +177,24 @@ fn of_runs(runs: &[&Finished]) -> Vec<Warning> {
         ));
     }
     all
+}
+
+/// Warns if the hypervisor had taken much of the memory of runs back.
+fn backing(runs: &[&Finished]) -> Option<Warning> {
+    let column = |of: fn(&Finished) -> u64| runs.iter().map(|run| of(run)).collect::<Vec<_>>();
+    let ns = median(&column(|run| run.backing_ns))?;
+    let run_ns = median(&column(|run| run.wall_ns))?;
+    (ns as f64 > BACKING_SHARE * run_ns as f64).then(|| {
+        warning(
+            "memory_taken_back",
+            format!(
+                "the memory of a run took {} to come back from the hypervisor, which the times leave out: a start \
+                 on large pages can pay it",
+                Nanos(ns)
+            ),
+            "compare runs that follow each other closely; or turn free page reporting off for this machine",
+        )
+    })
 }
 
 #[cfg(test)]

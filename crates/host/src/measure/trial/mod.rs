@@ -122,6 +122,8 @@ pub struct Finished {
     pub peak: Option<Peak>,
     /// The evidence that it got its page sizes.
     pub evidence: Evidence,
+    /// The time in which its memory was touched before it, so that the hypervisor backs it.
+    pub backing_ns: u64,
     /// The CPU time that watching took.
     pub watch_ns: u64,
     /// The number of processes that it left running. They were ended.
@@ -190,7 +192,9 @@ fn run_all(
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
         .map_err(|e| TrialError::System("adopt orphans of the command", e.into()))?;
     // Runs differ by some bytes, and other programs take some of the memory.
+    let bringing = Instant::now();
     backed_memory::bring((trial.memory_bytes + trial.memory_bytes / 4) * planned.len() as u64);
+    let backing_ns = bringing.elapsed().as_nanos() as u64 / planned.len() as u64;
     let starter = trial.service.as_ref().map(|_| Starter::new());
     trial.service.as_ref().map_or(Ok(()), Service::check_free)?;
     if let Some(watch) = watch {
@@ -219,7 +223,9 @@ fn run_all(
     let mut finished =
         running.into_iter().map(|run| run.finish(trial)).collect::<Result<Vec<_>, _>>()?;
     let left_running = end_orphans();
-    finished.iter_mut().for_each(|run| run.left_running = left_running);
+    for run in &mut finished {
+        (run.left_running, run.backing_ns) = (left_running, backing_ns);
+    }
     Ok(finished)
 }
 
@@ -304,6 +310,7 @@ impl<'a> Running<'a> {
             usage,
             peak,
             evidence: before.since(seen.allocator, proof::no_preload(recipe, &trial.argv)),
+            backing_ns: 0,
             watch_ns: seen.watch_ns,
             left_running: 0,
             brief_count: seen.brief_count,

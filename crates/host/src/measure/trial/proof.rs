@@ -203,6 +203,7 @@ mod tests {
                 thp_fallback_count: Some(0),
                 no_preload: None,
             },
+            backing_ns: 0,
             watch_ns: 0,
             left_running: 0,
             brief_count: 0,
