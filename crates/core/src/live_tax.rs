@@ -247,7 +247,8 @@ mod tests {
         let mut window = |factor: f64| {
             at += 1;
             let speed = 1.0 + drift * at as f64 + 0.002 * (at * 7 % 5) as f64;
-            Window { unit_count: 1_000, cpu_ns: (1e6 * factor * speed) as u64, wall_ns: 1_000_000 }
+            let ns = (1e6 * factor * speed) as u64;
+            Window { unit_count: 1_000, cpu_ns: ns, wall_ns: ns }
         };
         let before = window(1.0);
         let mut cycle = |tried_bytes, huge| Cycle {

@@ -142,6 +142,8 @@ impl Experiment {
             self.cycles(begun, limits.time, &mut progress)
         });
         if let Err(why) = done {
+            // A process that has ended makes whatever comes next fail.
+            let why = self.ended().unwrap_or(why);
             let remedy = "the figures are those until then";
             let warning = Warning { id: "ended_early".into(), text: why, remedy: remedy.into() };
             self.live.warnings.push(warning);
@@ -332,9 +334,15 @@ impl Experiment {
     fn cpu_ns(&self) -> Result<u64, String> {
         let each = self.subjects.iter().map(|subject| match subject.target.is_alive() {
             true => cpu_clock_ns(subject.before.pid).map_err(|error| error.to_string()),
-            false => Err(format!("process {} has ended", subject.before.pid)),
+            false => Err("it has ended".into()),
         });
         each.sum()
+    }
+
+    /// Names a process that has ended; none if all go on.
+    fn ended(&self) -> Option<String> {
+        let ended = self.subjects.iter().find(|subject| !subject.target.is_alive())?;
+        Some(format!("process {} has ended", ended.before.pid))
     }
 
     /// Splits what is still collapsed, and lists what is not as it was.
