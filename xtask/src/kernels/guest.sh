@@ -93,6 +93,13 @@ print("ready", flush=True)
 time.sleep(600)
 PYTHON
 
+cat >/tmp/faults.py <<'PYTHON'
+import mmap
+page = b"x" * (8 << 20)
+while True:
+    with mmap.mmap(-1, len(page)) as memory: memory.write(page)
+PYTHON
+
 # What is missing has a reason and no number; root sees the faults of a busy program in stacks.
 cat >/tmp/stat.py <<'PYTHON'
 import json, os, sys
@@ -143,11 +150,7 @@ rows() {
     row run 100 5.10 5.10 '"$PAGETAX" run tlb-gather --set size=8M,count=20000 --fault-latency'
     row "stat, hatstat" 200 5.10 5.10 '
         "$PAGETAX" calibrate --quick >calibration
-        python3 -c "
-import mmap
-page = b\"x\" * (8 << 20)
-while True:
-    with mmap.mmap(-1, len(page)) as memory: memory.write(page)" & busy=$!
+        python3 /tmp/faults.py & busy=$!
         code=0
         "$PAGETAX" stat 1 4 --json=stat.json || code=$?
         kill $busy
@@ -177,10 +180,11 @@ with open(\"/dev/null\", \"wb\", buffering=0) as out:
         [ $code -eq 0 ]
         grep -i "^verdict" diagnosis'
     row "diagnose --all, top" 100 5.10 5.10 '
-        . /tmp/holds.sh; holds 0
+        python3 /tmp/faults.py & busy=$!
+        sleep 1
         "$PAGETAX" diagnose --all --for 2s >ranking
         "$PAGETAX" top --once >page
-        kill $pid
+        kill $busy
         cat ranking page
         grep python3 ranking
         grep "PID CPU" page'
