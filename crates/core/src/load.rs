@@ -56,13 +56,8 @@ impl LoadFigure {
 
     /// Returns its value; none if the output lacked it.
     pub fn value(self, figures: &LoadFigures) -> Option<f64> {
-        match self {
-            Throughput => figures.throughput_per_s,
-            P50 => figures.p50_ns,
-            P99 => figures.p99_ns,
-            P999 => figures.p999_ns,
-            Less | More => figures.number,
-        }
+        let mut figures = *figures;
+        *self.slot(&mut figures)
     }
 
     fn slot(self, figures: &mut LoadFigures) -> &mut Option<f64> {

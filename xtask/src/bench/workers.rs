@@ -45,10 +45,10 @@ pub fn run() -> Result<Outcome> {
         let ns = foretold.and_then(|mapping| Some(bounds(mapping, time)?.map(|x| x / 1e9)));
         let held = |range: Option<[f64; 3]>, value: f64| match range {
             Some([_, low, high]) => low <= value && value <= high,
-            None => true,
+            None => false,
         };
         let (mib, seconds) = (seen.table_bytes / 1048576.0, seen.fault_ns / 1e9);
-        fine &= held(bytes, mib) && held(ns, seconds);
+        fine &= (table.is_none() || held(bytes, mib)) && held(ns, seconds);
         let range = |range: Option<[f64; 3]>, unit: &str| match range {
             Some([value, low, high]) => format!("{value:.1} {unit} ({low:.1}–{high:.1})"),
             None => "–".into(),

@@ -245,6 +245,13 @@ mod tests {
     }
 
     #[test]
+    fn a_line_without_its_fields_is_no_process() {
+        let stat = StatLine::parse("7 (a) S 1 1").unwrap();
+        assert_eq!(StatFields::of(&stat), None);
+        assert_eq!(StatLine::parse(""), None);
+    }
+
+    #[test]
     fn the_live_table_has_this_process() {
         let table = TaskTable::new(&Root::default());
         let own = &table.tasks()[&std::process::id()];
