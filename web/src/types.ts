@@ -84,6 +84,18 @@ export interface Trial {
   speedup: Ratio | null;
   speedup_over_base: Ratio | null;
   took: Took;
+  exit?: Exit;
+}
+
+/** The trials in one state of memory. */
+export interface StateTrials {
+  state: string;
+  how?: string;
+  why_not?: string | null;
+  free_blocks?: number[];
+  trials: Trial[];
+  loser?: string | null;
+  growth?: { id: string; before_ns: number; after_ns: number }[];
 }
 
 export type LoadFigure = "throughput" | "p50" | "p99" | "p999" | "less" | "more";
@@ -100,6 +112,7 @@ export interface Diagnosis {
   exit: Exit;
   basis?: "elapsed" | "cpu" | { load: LoadFigure };
   trials: Trial[];
+  states?: StateTrials[];
   skipped: { name: string; page_bytes: number; why: string; remedy: string }[];
   verdict: {
     winner: string | null;

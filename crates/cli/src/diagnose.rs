@@ -6,6 +6,7 @@ mod all;
 mod live;
 mod load;
 mod scratch;
+mod states;
 mod steps;
 mod warnings;
 
@@ -16,8 +17,8 @@ use anyhow::{Context, Result};
 use pagetax_core::budget::Budget;
 use pagetax_core::counter::Reading;
 use pagetax_core::diagnosis::{
-    AS_IS, BASE, Basis, Diagnosis, Skipped, Trial, Verdict, compare_trials, judge, translation,
-    undecided,
+    AS_IS, BASE, Basis, Diagnosis, MemoryState, Skipped, StateTrials, Trial, Verdict, compare_trials,
+    judge, judge_states, translation, undecided,
 };
 use pagetax_core::exit::Exit;
 use pagetax_core::page_size::{MemoryPart, PartSizes};
@@ -28,7 +29,7 @@ use pagetax_host::launch::program::Program;
 use pagetax_host::measure::budget::{Totals, Translation, Watched, budget};
 use pagetax_host::measure::calibrate::cached;
 use pagetax_host::measure::environment::environment;
-use pagetax_host::measure::trial::rounds::{self, Ended, Schedule};
+use pagetax_host::measure::trial::rounds::{self, Ended, Rounds, Schedule};
 use pagetax_host::measure::trial::{self, Finished, Peak, TrialCommand};
 use pagetax_host::pages::base_page;
 use pagetax_host::pages::mechanism::{self, Conditions};
@@ -50,6 +51,7 @@ Examples:
   pagetax diagnose -- sort -S 2G big.txt                 what would larger pages do for sort?
   pagetax diagnose --runs 10 -- python3 report.py        tighter intervals
   pagetax diagnose --side-by-side -- python3 report.py   on a machine whose speed varies
+  pagetax diagnose --when fragmented,forked -- ./job     does it still gain on memory that is not fresh?
   pagetax diagnose --load 'redis-benchmark -t get -q' --ready 6379 -- redis-server
                                                          a server, by what its load tells
   pagetax diagnose -p 1234                               a process that runs already: nothing restarts
@@ -91,6 +93,12 @@ pub struct Args {
     /// percent on machines whose speed varies. For commands that may run several times at once, one task each
     #[arg(long)]
     side_by_side: bool,
+
+    /// States of memory to try as well: found, fragmented, compactable, pressed, forked (docs/diagnose.md#when).
+    /// Fragmented memory is made on the whole machine, as root, and put back; --time counts for each state
+    #[arg(long, value_name = "STATE,…", value_delimiter = ',')]
+    #[arg(conflicts_with_all = ["side_by_side", "pids", "all"])]
+    when: Vec<MemoryState>,
 
     /// Change page-size settings of the system during the trials that need it, then put them back
     #[arg(long, conflicts_with = "side_by_side")]
@@ -159,7 +167,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let (argv, stdin) = (argv(&args)?, input.path.clone());
     let service = args.load.service(&args.command)?;
     let basis = Cell::new(load::basis(service.as_ref()));
-    let launch = TrialCommand { argv, stdin, tunables, memory_bytes: 0, service };
+    let launch = TrialCommand { argv, stdin, tunables, service, ..TrialCommand::default() };
     // From here on Ctrl-C ends the trials, not us, so that everything is cleaned up.
     let _stop = StopSignals::watch().context("cannot watch for Ctrl-C; this is not expected")?;
     let scratch = Scratch::new(args.outputs.clone())?;
@@ -187,8 +195,21 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let stopping = if is_time_up { Stopping::TimeUp } else { stopping };
     let remedies = if args.side_by_side { MORE_TIME } else { SHARED_CPU };
     let trials = trials_of(&recipes, &rounds.finished, stopping, basis.get());
-    let verdict = judge(&trials, basis.get(), remedies);
+    let fresh = states::AfterFresh {
+        args: &args,
+        recipes: &recipes,
+        launch: &launch,
+        trials: &trials,
+        schedule: &schedule,
+        basis: basis.get(),
+    };
+    let is_complete = matches!(rounds.ended, Ended::Complete | Ended::TimeUp);
+    let (states, verdict, is_interrupted) = match is_complete {
+        true => in_states(&fresh, &rounds, remedies)?,
+        false => (Vec::new(), judge(&trials, basis.get(), remedies), false),
+    };
     let mut diagnosis = diagnosis_of(&launch, &recipes, skipped, trials, verdict, basis.get());
+    diagnosis.states = states;
     diagnosis.side_by_side = schedule.side_by_side.get();
     let budget = |(run, watched): (Finished, Watched)| {
         budget_of(&run, &watched, &diagnosis.trials, recorded)
@@ -197,10 +218,36 @@ pub fn run(args: Args) -> Result<ExitCode> {
     diagnosis.warnings = warnings::of(&diagnosis, &rounds, &hashes, &scratch);
     args.formats.print(&diagnosis, if args.full { diagnosis::full } else { diagnosis::render })?;
     Ok(match rounds.ended {
+        _ if is_interrupted => exit::INTERRUPTED.into(),
         Ended::Interrupted => exit::INTERRUPTED.into(),
         Ended::ServiceFailed => exit::BAD_INPUT.into(),
         _ => diagnosis.exit.shell_code().into(),
     })
+}
+
+/// Runs the trials in other states of memory, and judges all of them. Returns true beside the verdict if it
+/// was interrupted.
+fn in_states(
+    fresh: &states::AfterFresh<'_>,
+    rounds: &Rounds<Finished>,
+    remedies: &str,
+) -> Result<(Vec<StateTrials>, Verdict, bool)> {
+    let asked = &fresh.args.when;
+    let (mut states, is_interrupted) = fresh.run_all(asked)?;
+    let judge = |states: &[StateTrials]| judge_states(fresh.trials, states, fresh.basis, remedies);
+    let mut verdict = judge(&states);
+    let winner = verdict.winner.clone().filter(|_| !is_interrupted);
+    let found = winner.as_deref().map(|winner| fresh.found(winner, rounds, asked)).transpose()?;
+    if let (Some(winner), Some(found)) = (winner, found.flatten()) {
+        let words = states::words(&found, &winner);
+        let is_lost = found.worst().is_some();
+        states.push(found);
+        match is_lost {
+            true => verdict = judge(&states),
+            false => verdict.reason += &words,
+        }
+    }
+    Ok((states, verdict, is_interrupted))
 }
 
 /// Returns the time of a trace's walks on base pages, at this machine's costs.
@@ -374,6 +421,7 @@ fn diagnosis_of(
         exit: as_is.map_or(Exit::Code(0), |t| t.exit),
         basis,
         side_by_side: false,
+        states: Vec::new(),
         skipped,
         verdict,
         budget: None,

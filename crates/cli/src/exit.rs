@@ -41,7 +41,7 @@ pub fn of_trial(error: TrialError) -> anyhow::Error {
     let code = match error {
         TrialError::Program(ref error) => of_program(error),
         TrialError::Interrupted => INTERRUPTED,
-        TrialError::Service(_) => BAD_INPUT,
+        TrialError::Service(_) | TrialError::State(_) => BAD_INPUT,
         TrialError::System(..) => WRAPPER_FAILED,
     };
     with(code, error)

@@ -4,9 +4,11 @@
 //! interval lies above 1, the gain is worth having and the memory it costs is in proportion to it.
 
 mod basis;
+mod states;
 mod tax;
 
 pub use basis::{BUSY_SHARE, Basis, Occupation, queued};
+pub use states::{Growth, MemoryState, StateTrials, judge_states, undecided_in_state};
 pub use tax::{TAX_DISAGREES, tax_disagreement};
 
 use crate::budget::Budget;
@@ -140,8 +142,11 @@ pub struct Diagnosis {
     /// True if the runs of a round shared one CPU; then their elapsed times mean little.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub side_by_side: bool,
-    /// The trials, the command as it is first.
+    /// The trials on fresh memory, the command as it is first.
     pub trials: Vec<Trial>,
+    /// The trials in other states of memory.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub states: Vec<StateTrials>,
     /// Trials that could not be made.
     pub skipped: Vec<Skipped>,
     /// The recommendation that follows from the trials.
@@ -183,8 +188,9 @@ pub fn compare_trials(trials: &mut [Trial], stopping: Stopping, basis: Basis) {
 
 /// Returns which trials need more rounds, after [`compare_trials`]. None does once the answer is settled.
 ///
-/// A trial needs none if it is surely worth having, surely gains less than 2 %, or is surely slower than
-/// another one that is worth having. The first trial, and that named [`CHECK`], run as long as any other.
+/// A trial needs none if it is surely worth having, or surely gains less than 2 %. Once another one is surely
+/// worth having, it needs none either if it is surely slower than that, or has not been faster so far: the
+/// verdict is a gain in any case. The first trial, and that named [`CHECK`], run as long as any other.
 pub fn undecided(trials: &[Trial]) -> Vec<bool> {
     let Some(as_is) = trials.iter().find(|t| t.name == AS_IS) else {
         return vec![false; trials.len()];
@@ -192,9 +198,12 @@ pub fn undecided(trials: &[Trial]) -> Vec<bool> {
     let is_sure = |t: &&Trial| t.speedup.is_some_and(|s| s.low >= 1.0 + GAIN_MIN);
     let candidates = || trials.iter().filter(|t| is_candidate(t));
     let gains = candidates().filter(is_sure).filter(|t| worth(t, as_is) == Worth::Gain);
-    let reached = gains.filter_map(|t| t.speedup).map(|s| s.low).fold(1.0 + GAIN_MIN, f64::max);
+    let gains: Vec<Ratio> = gains.filter_map(|t| t.speedup).collect();
+    let reached = gains.iter().map(|s| s.low).fold(1.0 + GAIN_MIN, f64::max);
+    let best = gains.iter().map(|s| s.value).fold(0.0, f64::max);
     let is_open = |t: &Trial| {
-        t.exit == as_is.exit && !is_sure(&t) && t.speedup.is_none_or(|s| s.high >= reached)
+        let may_win = t.speedup.is_none_or(|s| s.high >= reached && s.value > best);
+        t.exit == as_is.exit && !is_sure(&t) && may_win
     };
     let any = candidates().any(is_open);
     trials.iter().map(|t| if is_candidate(t) { is_open(t) } else { any }).collect()
@@ -547,6 +556,8 @@ mod tests {
         assert_eq!(undecided_of(vec![as_is(), check, unclear()]), [true; 3]);
         let slower = undecided_of(vec![as_is(), unclear(), trial("all-2M", 600, 100, 1.0)]);
         assert_eq!(slower, [false; 3], "another one is surely faster");
+        let with_gain = |ms| undecided_of(vec![as_is(), unclear(), trial("all-2M", ms, 100, 1.0)]);
+        assert_eq!(with_gain(1_200), [false; 3], "another one gains, and was faster so far");
         let mut crashed = unclear();
         crashed.exit = Exit::Signal(11);
         assert_eq!(undecided_of(vec![as_is(), crashed]), [false; 2]);

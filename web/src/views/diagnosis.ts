@@ -38,6 +38,7 @@ export function diagnosisView(diagnosis: Diagnosis): HTMLElement {
     ),
     verdictSection(diagnosis),
     trialsSection(diagnosis),
+    statesSection(diagnosis),
     skipped.length > 0 &&
       section(
         "Not tried",
@@ -50,6 +51,35 @@ export function diagnosisView(diagnosis: Diagnosis): HTMLElement {
     budget && budgetSection(budget),
     warningsSection(warnings),
     environmentSection(environment),
+  );
+}
+
+/** Shows each trial in each state of memory. */
+function statesSection({ states = [], basis = "elapsed" }: Diagnosis): HTMLElement | false | null {
+  const rows = states.flatMap((state) =>
+    state.trials
+      .filter((trial) => trial.name !== AS_IS)
+      .map((trial) => ({ state, trial, growth: trial.name === state.loser ? (state.growth ?? []) : [] })),
+  );
+  const grown = (row: (typeof rows)[number]): string =>
+    row.growth.map((one) => `${one.id} ${nanos(one.before_ns)} → ${nanos(one.after_ns)}`).join(", ");
+  const notes = states.flatMap(({ state, how, why_not: why }) =>
+    [how, why].flatMap((words) => (words ? [h("p", {}, `${state}: ${words}`)] : [])),
+  );
+  const speedup = (trial: Trial): string => (trial.speedup ? ratio(trial.speedup) : MISSING);
+  return (
+    states.length > 0 &&
+    section(
+      "States of memory",
+      ...notes,
+      table(`Trials in each state, by ${typeof basis === "string" ? basis : basis.load}`, rows, [
+        text("memory", (row) => row.state.state),
+        text("trial", (row) => row.trial.name),
+        number("speed-up (95 %)", (row) => speedup(row.trial)),
+        text("ends with", (row) => exitText(row.trial.exit ?? { code: 0 })),
+        text("takes longer", grown, "text"),
+      ]),
+    )
   );
 }
 

@@ -24,6 +24,7 @@ pub mod serve;
 mod server;
 mod stalls;
 mod stat;
+mod states;
 mod stops;
 mod swap;
 mod unexplained;
@@ -147,6 +148,11 @@ const BENCHES: &[Bench] = &[
         name: "sampling",
         what: "slow-down and error of native sampling on long programs (limits: 2.5 times, 5 %); part: program",
         run: sampling::run,
+    },
+    Bench {
+        name: "states",
+        what: "speed-ups by diagnose --when in each state of memory (as root); parts: programs",
+        run: states::run,
     },
     Bench {
         name: "verdict-time",

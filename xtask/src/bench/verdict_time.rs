@@ -11,7 +11,7 @@ use std::time::Instant;
 
 const PROGRAMS: [&str; 5] = ["python3", "sort", "sqlite3", "gcc", "xz"];
 /// The runs of each build, in turn.
-const ROUNDS: usize = 3;
+const ROUNDS: usize = 2;
 /// The longest time for a clear case of a program of one second.
 const LIMIT_S: f64 = 20.0;
 /// The gain of a clear case.

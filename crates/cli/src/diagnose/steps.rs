@@ -11,6 +11,7 @@ use pagetax_host::measure::stacks::TaskState;
 use pagetax_host::measure::trial::rounds::{Schedule, Step};
 use pagetax_host::measure::trial::{self, Finished, Outputs, TrialCommand, TrialError};
 use pagetax_host::pages::{Mechanism, Recipe, text};
+use rustix::process::Pid;
 use std::cell::Cell;
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -95,7 +96,8 @@ impl<'a> Steps<'a> {
 
     fn starts_of(&self, steps: &[Step]) -> Result<Vec<Option<u64>>, TrialError> {
         let basis = self.basis.get();
-        steps.iter().map(|step| self.starts.measure(step, self.recipe(step), basis)).collect()
+        let of = |step| self.starts.measure(step, self.recipe(step), basis, self.launch.spared);
+        steps.iter().map(of).collect()
     }
 
     fn run_commands(
@@ -185,9 +187,11 @@ impl Starts {
         step: &Step,
         recipe: &Recipe,
         basis: Basis,
+        spared: Option<Pid>,
     ) -> Result<Option<u64>, TrialError> {
         let nothing = self.nothing.as_ref().filter(|_| self.is_short && step.round > 0);
-        let run = nothing.map(|command| trial::run(command, recipe, &Default::default(), None));
+        let nothing = nothing.map(|command| TrialCommand { spared, ..command.clone() });
+        let run = nothing.map(|command| trial::run(&command, recipe, &Default::default(), None));
         Ok(run.transpose()?.map(|finished| match basis {
             Basis::Elapsed => finished.wall_ns,
             _ => finished.usage.user_ns + finished.usage.kernel_ns,

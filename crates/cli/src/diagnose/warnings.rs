@@ -1,7 +1,9 @@
 //! Warnings about a diagnosis, each with a hint.
 
 use super::scratch::{Hashes, Scratch};
-use pagetax_core::diagnosis::{AS_IS, Basis, CHECK, Diagnosis, Trial, queued, tax_disagreement};
+use pagetax_core::diagnosis::{
+    AS_IS, Basis, CHECK, Diagnosis, MemoryState, Trial, queued, tax_disagreement,
+};
 use pagetax_core::report::Warning;
 use pagetax_core::stats::{median, outliers};
 use pagetax_core::units::Nanos;
@@ -44,7 +46,10 @@ pub fn of(
             "keep the outputs with --keep-output DIR and compare them before trusting the times",
         ));
     }
-    all.extend(of_runs(&rounds.finished.iter().flatten().collect::<Vec<_>>()));
+    let runs: Vec<&Finished> = rounds.finished.iter().flatten().collect();
+    let is_shown = diagnosis.states.iter().any(|state| state.state == MemoryState::Found);
+    all.extend(backing_ns(&runs).filter(|_| !is_shown).map(backing));
+    all.extend(of_runs(&runs));
     all
 }
 
@@ -149,7 +154,7 @@ fn busy(diagnosis: &Diagnosis) -> Option<Warning> {
 }
 
 fn of_runs(runs: &[&Finished]) -> Vec<Warning> {
-    let mut all: Vec<Warning> = backing(runs).into_iter().collect();
+    let mut all: Vec<Warning> = Vec::new();
     if let Some(most) = runs.iter().map(|run| run.left_running).max().filter(|n| *n > 0) {
         all.push(warning(
             "left_running",
@@ -179,22 +184,24 @@ fn of_runs(runs: &[&Finished]) -> Vec<Warning> {
     all
 }
 
-/// Warns if the hypervisor had taken much of the memory of runs back.
-fn backing(runs: &[&Finished]) -> Option<Warning> {
+/// Returns the time in which the memory of a run came back from the hypervisor, if that is much.
+pub fn backing_ns(runs: &[&Finished]) -> Option<u64> {
     let column = |of: fn(&Finished) -> u64| runs.iter().map(|run| of(run)).collect::<Vec<_>>();
     let ns = median(&column(|run| run.backing_ns))?;
     let run_ns = median(&column(|run| run.wall_ns))?;
-    (ns as f64 > BACKING_SHARE * run_ns as f64).then(|| {
-        warning(
-            "memory_taken_back",
-            format!(
-                "the memory of a run took {} to come back from the hypervisor, which the times leave out: a start \
-                 on large pages can pay it",
-                Nanos(ns)
-            ),
-            "compare runs that follow each other closely; or turn free page reporting off for this machine",
-        )
-    })
+    Some(ns).filter(|ns| *ns as f64 > BACKING_SHARE * run_ns as f64)
+}
+
+fn backing(ns: u64) -> Warning {
+    warning(
+        "memory_taken_back",
+        format!(
+            "the memory of a run took {} to come back from the hypervisor, which the times leave out: a start on \
+             large pages can pay it",
+            Nanos(ns)
+        ),
+        "add --when found; or turn free page reporting off for this machine",
+    )
 }
 
 #[cfg(test)]

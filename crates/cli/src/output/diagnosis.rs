@@ -4,10 +4,13 @@
 use super::{budget, report, text};
 use pagetax_core::budget::TimeRow;
 use pagetax_core::cause::Account;
-use pagetax_core::diagnosis::{AS_IS, BASE, CHECK, Diagnosis, Skipped, TAX_DISAGREES, Took, Trial};
+use pagetax_core::diagnosis::{
+    AS_IS, BASE, CHECK, Diagnosis, Skipped, StateTrials, TAX_DISAGREES, Took, Trial,
+};
 use pagetax_core::report::Warning;
 use pagetax_core::stats::{Ratio, median};
 use pagetax_core::units::{Bytes, Nanos};
+use pagetax_host::measure::trial::huge_blocks;
 
 /// The columns of a line that is not to be pasted.
 const COLUMNS: usize = 100;
@@ -17,6 +20,8 @@ const LINES: usize = 25;
 const ENOUGH: f64 = 0.9;
 /// A cause with a smaller share of the CPU time is not listed.
 const SHARE_MIN: f64 = 0.005;
+/// The most trials that a line for a state of memory has.
+const STATE_TRIALS_MAX: usize = 4;
 /// The most causes of the tax that are listed.
 const CAUSES_MAX: usize = 3;
 
@@ -31,7 +36,7 @@ pub fn render(diagnosis: &Diagnosis) -> String {
         diagnosis.trials.len()
     );
     let bold = anstyle::Style::new().bold();
-    let tail = tax(diagnosis) + &warnings(diagnosis) + &short_verdict(diagnosis);
+    let tail = tax(diagnosis) + &states(diagnosis) + &warnings(diagnosis) + &short_verdict(diagnosis);
     // The title is a line, and one says why a trial has memory on small pages.
     let room = LINES.saturating_sub(tail.lines().count() + 2);
     let head = format!("{bold}{title}{bold:#}\n{}", short_trials(diagnosis, room));
@@ -47,8 +52,74 @@ pub fn full(diagnosis: &Diagnosis) -> String {
     if let Some(budget) = &diagnosis.budget {
         out += &budget::render(budget);
     }
+    out += &diagnosis.states.iter().map(full_state).collect::<String>();
     out += &report::warnings(&diagnosis.warnings);
     out + &verdict(diagnosis)
+}
+
+/// Renders a line for each state of memory: the free blocks, and the speed-ups of the winner and the first
+/// trials.
+fn states(diagnosis: &Diagnosis) -> String {
+    if diagnosis.states.is_empty() {
+        return String::new();
+    }
+    let winner = diagnosis.verdict.winner.as_deref();
+    let others = |trial: &&Trial| ![AS_IS, CHECK].contains(&trial.name.as_str());
+    let mut names: Vec<&str> =
+        diagnosis.trials.iter().filter(others).map(|trial| trial.name.as_str()).collect();
+    names.sort_by_key(|name| Some(*name) != winner);
+    names.truncate(STATE_TRIALS_MAX);
+    let cells = |trials: &[Trial]| -> Vec<String> {
+        let of = |name: &&str| trials.iter().find(|trial| trial.name == **name);
+        names.iter().map(|name| ratio(of(name).and_then(|trial| trial.speedup))).collect()
+    };
+    let mut rows = vec![[vec!["fresh".into(), String::new()], cells(&diagnosis.trials)].concat()];
+    let mut lines = String::new();
+    for state in &diagnosis.states {
+        if !state.trials.is_empty() {
+            let free = free_blocks(state);
+            rows.push([vec![state.state.to_string(), free], cells(&state.trials)].concat());
+        }
+        if let Some(why) = &state.why_not {
+            let line = format!("  {}: {why}", state.state);
+            lines += &format!("{}\n", fit(&line, COLUMNS));
+        }
+    }
+    let headings: Vec<&str> = ["memory", "free 2M"].into_iter().chain(names.iter().copied()).collect();
+    let right: Vec<usize> = (1..headings.len()).collect();
+    format!("\n{}{lines}", text::table(&headings, &right, rows))
+}
+
+/// Renders the number of free blocks of 2M and more.
+fn free_blocks(state: &StateTrials) -> String {
+    match state.free_blocks.is_empty() {
+        true => text::MISSING.into(),
+        false => text::count(huge_blocks(&state.free_blocks)),
+    }
+}
+
+/// Renders all of one state of memory.
+fn full_state(state: &StateTrials) -> String {
+    let mut out = text::heading(&format!("Memory: {}", state.state));
+    if let Some(why) = &state.why_not {
+        out += &format!("  {why}\n");
+    }
+    if state.trials.is_empty() {
+        return out;
+    }
+    let blocks: Vec<String> = state.free_blocks.iter().map(|count| text::count(*count)).collect();
+    out += &format!("  {}\n  free blocks of 1, 2, 4 … base pages: {}\n", state.how, blocks.join(" "));
+    out += &trials(&state.trials);
+    for growth in &state.growth {
+        out += &format!(
+            "  {}: {} {} → {}\n",
+            state.loser.as_deref().unwrap_or_default(),
+            growth.id,
+            Nanos(growth.before_ns),
+            Nanos(growth.after_ns)
+        );
+    }
+    out
 }
 
 /// Cuts a line to so many columns, with a mark.
@@ -403,6 +474,7 @@ mod tests {
         Diagnosis {
             basis: Basis::Elapsed,
             side_by_side: false,
+            states: Vec::new(),
             command: command.split(' ').map(String::from).collect(),
             exit: Exit::Code(0),
             skipped: vec![skipped("mthp-64K"), skipped("text-2M")],

@@ -5,6 +5,7 @@ pub mod budget;
 pub mod calibrate;
 pub mod doctor;
 pub mod environment;
+pub mod fragmentation;
 pub mod hatstat;
 pub mod kswapd;
 pub mod live;

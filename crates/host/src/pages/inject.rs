@@ -5,7 +5,7 @@
 
 use super::target::Refusal;
 use crate::procfs::{Root, StatLine, maps};
-use crate::sys::ptrace::{Stop, Stopped, with_stopped};
+use crate::sys::ptrace::{Stop, Stopped, with_fork, with_stopped};
 use rustix::process::Pid;
 use std::fs::File;
 use std::io;
@@ -80,6 +80,11 @@ impl Injector {
             with_stopped(self.tid, |stopped| work(&mut Session { stopped, instruction }))?;
         stops.all.push(stop);
         Ok(result)
+    }
+
+    /// Forks the process, lets it go on, and runs `work` while a child that never runs holds its memory.
+    pub fn fork(&self, work: impl FnOnce()) -> io::Result<()> {
+        with_fork(self.tid, self.instruction, work)
     }
 }
 
@@ -162,6 +167,26 @@ mod tests {
         assert_eq!(seen.1.unwrap_err().raw_os_error(), Some(libc::EBADF));
         assert_eq!(stops.all.len(), 1);
         assert!(child.wait().unwrap().success());
+    }
+
+    #[test]
+    fn a_program_is_forked_and_sees_no_child() {
+        let script = "import os, sys, time\nprint('up', flush=True)\nfor _ in range(200):\n  time.sleep(0.01)\n\
+                      try:\n  os.waitpid(-1, os.WNOHANG)\nexcept ChildProcessError:\n  sys.exit(7)\n";
+        let mut command = std::process::Command::new("/usr/bin/python3");
+        command.args(["-c", script]).stdout(std::process::Stdio::piped());
+        let mut child = Ended(command.spawn().unwrap());
+        let mut line = [0; 3];
+        io::Read::read_exact(child.0.stdout.as_mut().unwrap(), &mut line).unwrap();
+        let pid = Pid::from_child(&child.0);
+        let children = || {
+            let number = pid.as_raw_nonzero();
+            std::fs::read_to_string(format!("/proc/{number}/task/{number}/children")).unwrap()
+        };
+        let mut held = String::new();
+        Injector::open(pid).unwrap().fork(|| held = children()).unwrap();
+        assert_eq!(state_of(held.trim().parse().unwrap()), 'Z', "one child, which was killed");
+        assert_eq!(child.0.wait().unwrap().code(), Some(7), "its own waits see no child");
     }
 
     /// Ends a child with the test, however that ends.

@@ -8,6 +8,7 @@ use pagetax_core::network_memory::NetworkRegion;
 use rustix::mm::{self, MapFlags, ProtFlags};
 use std::fs::File;
 use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
@@ -143,6 +144,29 @@ impl OwnedMapping {
         check(unsafe { libc::madvise(self.start.as_ptr().cast(), self.len, advice) })
     }
 
+    /// Calls madvise(2) for `len` bytes at `offset`, or fewer if the mapping ends before.
+    pub fn advise_range(&self, offset: usize, len: usize, advice: i32) -> io::Result<()> {
+        let offset = offset.min(self.len);
+        let len = len.min(self.len - offset);
+        // SAFETY: the range lies inside this mapping; for the rest see `advise`.
+        check(unsafe { libc::madvise(self.start.as_ptr().add(offset).cast(), len, advice) })
+    }
+
+    /// Has a pipe hold the page at `offset` (vmsplice(2)): it can be neither moved nor freed before the pipe.
+    pub fn hold_page(&self, offset: usize, pipe: BorrowedFd<'_>) -> io::Result<()> {
+        let page = rustix::param::page_size();
+        let whole = offset.checked_add(page).is_some_and(|end| end <= self.len);
+        let range = whole.then(|| libc::iovec {
+            iov_base: self.start.as_ptr().wrapping_add(offset).cast(),
+            iov_len: page,
+        });
+        let range = range.ok_or(io::ErrorKind::InvalidInput)?;
+        let flags = libc::SPLICE_F_NONBLOCK;
+        // SAFETY: the range is a page of this mapping, which the pipe only reads.
+        let held = unsafe { libc::vmsplice(pipe.as_raw_fd(), &range, 1, flags) };
+        check(if held == page as isize { 0 } else { -1 })
+    }
+
     /// Populates `len` bytes at `offset` for reading, or fewer if the mapping ends before.
     pub fn populate(&self, offset: usize, len: usize) -> io::Result<()> {
         let offset = offset.min(self.len);
@@ -182,6 +206,18 @@ impl OwnedMapping {
         // SAFETY: the range is this mapping and the vector has one byte for each of its pages.
         check(unsafe { libc::mincore(self.start.as_ptr().cast(), self.len, pages.as_mut_ptr()) })?;
         Ok(pages)
+    }
+
+    /// Returns true if the base page at `offset` is resident (mincore(2)).
+    pub fn is_resident(&self, offset: usize) -> io::Result<bool> {
+        let page = rustix::param::page_size();
+        let offset = offset.min(self.len - page) / page * page;
+        let mut resident = 0;
+        // SAFETY: the range is a page of this mapping, and one byte is all that is written.
+        check(unsafe {
+            libc::mincore(self.start.as_ptr().add(offset).cast(), page, &mut resident)
+        })?;
+        Ok(resident & 1 == 1)
     }
 
     /// Returns the aligned word at `offset`, or none if `bytes` bytes from there leave the mapping.

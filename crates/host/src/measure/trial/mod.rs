@@ -4,12 +4,14 @@
 //! that its recipe names. System settings change for the run alone. No process of the command outlives the
 //! trial.
 
+mod prepared;
 mod proof;
 pub mod rounds;
 mod sampler;
 mod service;
 pub(crate) mod tree;
 
+pub use prepared::{Prepared, huge_blocks};
 pub use proof::{Allocator, Evidence, took};
 pub use sampler::Peak;
 pub use service::{Ready, Service};
@@ -24,8 +26,10 @@ use crate::procfs::Root;
 use crate::sys::process::{Child, Usage, process_usage};
 use crate::sys::remote::Forbid;
 use crate::sys::signal::asked_to_stop;
+use pagetax_core::diagnosis::MemoryState;
 use pagetax_core::exit::Exit;
 use pagetax_core::load::LoadFigures;
+use prepared::Forker;
 use rustix::process::{Pid, Signal};
 use rustix::thread::CpuSet;
 use service::Starter;
@@ -59,6 +63,14 @@ pub struct TrialCommand {
     pub memory_bytes: u64,
     /// The load, if the command is a server.
     pub service: Option<Service>,
+    /// The state of memory, which [`Prepared`] makes.
+    pub state: MemoryState,
+    /// The folder of the cgroup that runs enter.
+    pub cgroup: Option<PathBuf>,
+    /// The time in a run at which its largest process is forked.
+    pub fork_at: Option<Duration>,
+    /// A child of this process that runs leave alone.
+    pub spared: Option<Pid>,
 }
 
 impl TrialCommand {
@@ -70,6 +82,11 @@ impl TrialCommand {
         if let Some(service) = &mut self.service {
             service.load_time = finished.load.map(|(_, took)| took);
         }
+    }
+
+    /// Returns true if memory is touched before each run.
+    fn needs_backing(&self) -> bool {
+        matches!(self.state, MemoryState::Fresh | MemoryState::Pressed | MemoryState::Forked)
     }
 
     /// Returns true if so many runs at a time leave a quarter of the available memory free.
@@ -144,6 +161,9 @@ pub enum TrialError {
     /// The server or its load failed.
     #[error("{0}")]
     Service(String),
+    /// The state of memory could not be kept.
+    #[error("{0}")]
+    State(String),
     /// SIGINT or SIGTERM arrived, and the command was ended.
     #[error("interrupted")]
     Interrupted,
@@ -193,7 +213,9 @@ fn run_all(
         .map_err(|e| TrialError::System("adopt orphans of the command", e.into()))?;
     // Runs differ by some bytes, and other programs take some of the memory.
     let bringing = Instant::now();
-    backed_memory::bring((trial.memory_bytes + trial.memory_bytes / 4) * planned.len() as u64);
+    if trial.needs_backing() {
+        backed_memory::bring((trial.memory_bytes + trial.memory_bytes / 4) * planned.len() as u64);
+    }
     let backing_ns = bringing.elapsed().as_nanos() as u64 / planned.len() as u64;
     let starter = trial.service.as_ref().map(|_| Starter::new());
     trial.service.as_ref().map_or(Ok(()), Service::check_free)?;
@@ -215,14 +237,18 @@ fn run_all(
             _ => run.wait(),
         });
     }
+    for run in &mut running {
+        let forked = run.forker.take().map_or(Ok(()), Forker::finish);
+        ended = ended.and(forked.map_err(TrialError::State));
+    }
     if let Err(error) = ended {
         running.iter().for_each(|run| end_all(run.child.pid()));
-        end_orphans();
+        end_orphans(trial.spared);
         return Err(error);
     }
     let mut finished =
         running.into_iter().map(|run| run.finish(trial)).collect::<Result<Vec<_>, _>>()?;
-    let left_running = end_orphans();
+    let left_running = end_orphans(trial.spared);
     for run in &mut finished {
         (run.left_running, run.backing_ns) = (left_running, backing_ns);
     }
@@ -240,6 +266,7 @@ struct Running<'a> {
     load: Option<(LoadFigures, Duration)>,
     child: Child,
     sampler: sampler::MemorySampler,
+    forker: Option<Forker>,
 }
 
 impl<'a> Running<'a> {
@@ -256,6 +283,7 @@ impl<'a> Running<'a> {
         let child = spawn(trial, recipe, outputs)?;
         drop(pinned);
         let sampler = sampler::MemorySampler::start(child.pid(), recipe.folio_size);
+        let forker = trial.fork_at.map(|at| Forker::start(child.pid(), at));
         Ok(Running {
             recipe,
             before,
@@ -265,6 +293,7 @@ impl<'a> Running<'a> {
             load: None,
             child,
             sampler,
+            forker,
         })
     }
 
@@ -339,8 +368,9 @@ impl Drop for Pinned {
 }
 
 fn spawn(trial: &TrialCommand, recipe: &Recipe, outputs: &Outputs) -> Result<Child, TrialError> {
+    let entering = trial.cgroup.as_deref().map(prepared::entering).unwrap_or_default();
     let wrapper = recipe.wrapper.iter().map(OsString::from);
-    let mut words = wrapper.chain(trial.argv.iter().cloned());
+    let mut words = entering.into_iter().chain(wrapper).chain(trial.argv.iter().cloned());
     let mut launcher = Launcher::new(words.next().unwrap_or_default());
     let command = &mut launcher.command;
     command.args(words).args(&recipe.arguments);
@@ -381,10 +411,11 @@ fn end_all(root: Pid) {
     end(&processes);
 }
 
-/// Ends the orphans of the command, which are our children now, and returns their number. A daemon that
+/// Ends the orphans of the command, which are our children now but for `spared`, and returns their number. A daemon that
 /// went on would disturb all later runs.
-fn end_orphans() -> usize {
-    let orphans = tree::ProcessTree::default().descendants(rustix::process::getpid());
+fn end_orphans(spared: Option<Pid>) -> usize {
+    let mut orphans = tree::ProcessTree::default().descendants(rustix::process::getpid());
+    orphans.retain(|pid| Some(*pid) != spared);
     end(&orphans);
     orphans.len()
 }

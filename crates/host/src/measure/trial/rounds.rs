@@ -56,7 +56,7 @@ pub enum Ended {
     Interrupted,
     /// The command failed in its first run, and no other was started.
     FirstFailed,
-    /// A server or its load failed after the first run; see [`Rounds::failure`]. Finished runs are kept.
+    /// A server, its load or the state of memory failed after the first run; see [`Rounds::failure`]. Finished runs are kept.
     ServiceFailed,
 }
 
@@ -137,7 +137,7 @@ pub fn run<T: Ran>(
         for steps in steps.chunks(at_a_time) {
             let ran = match run_steps(steps) {
                 Err(TrialError::Interrupted) => return Ok(interrupted(rounds)),
-                Err(TrialError::Service(why)) => {
+                Err(TrialError::Service(why) | TrialError::State(why)) => {
                     return Ok(Rounds {
                         ended: Ended::ServiceFailed,
                         failure: Some(why),

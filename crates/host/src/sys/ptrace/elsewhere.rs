@@ -19,6 +19,14 @@ pub fn with_stopped<T: Send>(
     Err(io::ErrorKind::Unsupported.into())
 }
 
+/// Refuses to fork a process.
+///
+/// # Errors
+/// Always `Unsupported`.
+pub fn with_fork(_tid: Pid, _instruction: u64, _work: impl FnOnce()) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
 impl NoThread {
     /// Returns the time since the stop began.
     pub fn elapsed(&self) -> Duration {

@@ -6,9 +6,9 @@ mod elsewhere;
 mod x86_64;
 
 #[cfg(not(target_arch = "x86_64"))]
-pub use elsewhere::{NoThread as Stopped, with_stopped};
+pub use elsewhere::{NoThread as Stopped, with_fork, with_stopped};
 #[cfg(target_arch = "x86_64")]
-pub use x86_64::{Stopped, with_stopped};
+pub use x86_64::{Stopped, with_fork, with_stopped};
 
 /// The duration of a stop.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -93,6 +93,37 @@ pub fn with_stopped<T: Send>(
     })
 }
 
+/// Has a thread fork its process by the `syscall` instruction at `instruction`, lets it go on, and runs `work`
+/// while the child holds its memory. The child never runs, and is killed before this returns. The process gets
+/// no signal for it, and its own waits do not see it. The calling thread traces, and should end soon after.
+///
+/// # Errors
+/// As [`with_stopped`], or as clone(2) fails.
+pub fn with_fork(tid: Pid, instruction: u64, work: impl FnOnce()) -> io::Result<()> {
+    let mut stopped = Stopped::stop(tid, Instant::now())?;
+    let child = stopped.fork(instruction)?;
+    drop(stopped);
+    work();
+    drop(child);
+    Ok(())
+}
+
+/// A child of a traced process that never runs. Dropping it kills it.
+struct HeldChild(Pid);
+
+impl Drop for HeldChild {
+    fn drop(&mut self) {
+        let pid = self.0.as_raw_nonzero().get();
+        // It has ended if its memory was needed elsewhere.
+        let _ = rustix::process::kill_process(self.0, rustix::process::Signal::KILL);
+        let mut status = 0;
+        // SAFETY: the status is live. The child is our tracee, so this reaps no other code's child.
+        while unsafe { libc::waitpid(pid, &mut status, libc::__WALL) } == pid
+            && libc::WIFSTOPPED(status)
+        {}
+    }
+}
+
 /// Makes a ptrace(2) request with plain numbers, or pointers to data of the request's type.
 fn request(request: libc::c_uint, tid: Pid, address: usize, data: usize) -> io::Result<()> {
     // SAFETY: callers pass, as `data`, either a number or the address of a live object of the type
@@ -141,14 +172,7 @@ impl Stopped {
     /// # Errors
     /// Fails as the call does, or as ptrace(2) does.
     pub fn call(&mut self, instruction: u64, number: i64, args: [u64; 6]) -> io::Result<u64> {
-        let mut registers = self.saved;
-        registers.rip = instruction;
-        registers.rax = number as u64;
-        // -1 means "not in a system call", so the kernel restarts nothing on the way back to user mode.
-        registers.orig_rax = u64::MAX;
-        [registers.rdi, registers.rsi, registers.rdx, registers.r10, registers.r8, registers.r9] =
-            args;
-        self.set_registers(&registers)?;
+        self.begin_call(instruction, number, args)?;
         // The first stop is at the call's entry, the second at its exit.
         for _ in 0..2 {
             request(libc::PTRACE_SYSCALL as _, self.tid, 0, 0)?;
@@ -158,6 +182,45 @@ impl Stopped {
             error @ -4095..0 => Err(io::Error::from_raw_os_error(-error as i32)),
             value => Ok(value as u64),
         }
+    }
+
+    /// Calls clone(2) in the thread, and keeps the child stopped at its first instruction.
+    fn fork(&mut self, instruction: u64) -> io::Result<HeldChild> {
+        let both = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_TRACECLONE;
+        request(libc::PTRACE_SETOPTIONS as _, self.tid, 0, both as usize)?;
+        // Without a signal at its end, the child is none that wait(2) returns.
+        self.begin_call(instruction, libc::SYS_clone, [0; 6])?;
+        let is_event = |status: i32| status >> 16 == libc::PTRACE_EVENT_CLONE;
+        let is_call = |status: i32| libc::WSTOPSIG(status) == libc::SIGTRAP | 0x80;
+        let next = |thread: &Stopped| {
+            request(libc::PTRACE_SYSCALL as _, thread.tid, 0, 0)?;
+            wait_for(thread.tid, |status| is_event(status) || is_call(status), None)
+        };
+        next(self)?;
+        if !is_event(next(self)?) {
+            let error = -(self.registers()?.rax as i64);
+            return Err(io::Error::from_raw_os_error(error as i32));
+        }
+        let mut pid: libc::c_ulong = 0;
+        request(libc::PTRACE_GETEVENTMSG as _, self.tid, 0, ptr::from_mut(&mut pid) as usize)?;
+        let child = Pid::from_raw(pid as i32).map(HeldChild).ok_or(io::ErrorKind::InvalidData)?;
+        wait_for(child.0, |_| true, None)?;
+        // If this process is killed, the child must not run on as a second copy of the program.
+        request(libc::PTRACE_SETOPTIONS as _, child.0, 0, libc::PTRACE_O_EXITKILL as usize)?;
+        next(self)?;
+        Ok(child)
+    }
+
+    /// Sends the thread to a system call, without letting it go.
+    fn begin_call(&mut self, instruction: u64, number: i64, args: [u64; 6]) -> io::Result<()> {
+        let mut registers = self.saved;
+        registers.rip = instruction;
+        registers.rax = number as u64;
+        // -1 means "not in a system call", so the kernel restarts nothing on the way back to user mode.
+        registers.orig_rax = u64::MAX;
+        [registers.rdi, registers.rsi, registers.rdx, registers.r10, registers.r8, registers.r9] =
+            args;
+        self.set_registers(&registers)
     }
 
     fn registers(&self) -> io::Result<libc::user_regs_struct> {

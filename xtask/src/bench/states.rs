@@ -1,0 +1,118 @@
+//! `pagetax diagnose --when` on real programs and on one that large pages slow: the speed-ups in each state of
+//! memory.
+
+use super::programs::{Workshop, chosen};
+use super::swap::Swap;
+use super::{Outcome, pagetax};
+use crate::shell;
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+use std::process::{Command, Stdio};
+
+const PROGRAMS: [&str; 5] = ["python3", "sort", "sqlite3", "gcc", "xz"];
+const STATES: [&str; 4] = ["fragmented", "compactable", "pressed", "forked"];
+/// The rounds of each state.
+const ROUNDS: u32 = 5;
+const C_SOURCE: &str = "xtask/src/bench/churn.c";
+const CHURN: &str = "churn";
+/// How often the program that large pages slow is diagnosed, and how often that must be seen.
+const CHURN_RUNS: usize = 10;
+const CHURN_SEEN: usize = 9;
+const LOSS: f64 = 0.98;
+
+/// Runs the benchmark on all programs, or on those that are named.
+pub fn run(names: &[String]) -> Result<Outcome> {
+    let workshop = Workshop::new(1)?;
+    let _swap = Swap::file(&workshop.path("swap"), 2048)?;
+    let churn = workshop.path(CHURN);
+    shell::succeed(Command::new("cc").args(["-O1", C_SOURCE, "-o"]).arg(&churn))
+        .context("install gcc")?;
+    let wanted = |name: &str| names.is_empty() || names.iter().any(|one| one == name);
+    let (mut rows, mut results) = (Vec::new(), Vec::new());
+    let mut is_safe = true;
+    for program in chosen(&PROGRAMS.map(String::from))? {
+        let Some(script) = workshop.script(program)?.filter(|_| wanted(program.name)) else {
+            continue;
+        };
+        let report = diagnose(&["sh", "-c", &script])?;
+        is_safe &= is_safe_advice(&report);
+        rows.extend(rows_of(program.name, &report));
+        results.push(json!({ "program": program.name, "states": report["states"] }));
+    }
+    let mut seen = CHURN_SEEN;
+    if wanted(CHURN) {
+        let path = churn.to_str().context("a path that is no text")?;
+        let reports: Vec<Value> =
+            (0..CHURN_RUNS).map(|_| diagnose(&[path, "300"])).collect::<Result<_>>()?;
+        seen = reports.iter().filter(|report| shows_loss(report)).count();
+        is_safe &= reports.iter().all(is_safe_advice);
+        rows.extend(rows_of(CHURN, &reports[0]));
+        let verdicts: Vec<&Value> = reports.iter().map(|report| &report["verdict"]["reason"]).collect();
+        results.push(json!({ "program": CHURN, "seen": seen, "verdicts": verdicts }));
+    }
+    let promise = format!(
+        "the loss of {CHURN} on large pages is shown in {CHURN_SEEN} of {CHURN_RUNS} runs ({seen}), and no trial \
+         is recommended that loses 2 % or more in any state"
+    );
+    Ok(Outcome {
+        headings: vec!["program", "memory", "base", "thp-2M", "takes longer", "recommended"],
+        rows,
+        json: json!(results),
+        promise: (promise, seen >= CHURN_SEEN && is_safe),
+    })
+}
+
+fn diagnose(command: &[&str]) -> Result<Value> {
+    let rounds = ROUNDS.to_string();
+    let when = STATES.join(",");
+    let said = Command::new(pagetax()?)
+        .args(["diagnose", "--json", "--quiet", "--pages", "4K,2M", "--runs", &rounds])
+        .args(["--when", &when, "--"])
+        .args(command)
+        .stdin(Stdio::null())
+        .output()?;
+    serde_json::from_slice(&said.stdout)
+        .with_context(|| String::from_utf8_lossy(&said.stderr).into_owned())
+}
+
+/// Returns the states with trials, fresh memory first.
+fn states_of(report: &Value) -> Vec<(&str, &Value)> {
+    let others = report["states"].as_array().into_iter().flatten();
+    let named = others.map(|state| (state["state"].as_str().unwrap_or_default(), state));
+    std::iter::once(("fresh", report)).chain(named).collect()
+}
+
+fn trial<'a>(state: &'a Value, name: &str) -> Option<&'a Value> {
+    state["trials"].as_array()?.iter().find(|trial| trial["name"] == name)
+}
+
+fn rows_of(program: &str, report: &Value) -> Vec<Vec<String>> {
+    let speedup = |state: &Value, name: &str| {
+        let of = trial(state, name).map(|trial| &trial["speedup"]);
+        let bound = |key: &str| of.and_then(|speedup| speedup[key].as_f64());
+        match (bound("value"), bound("low"), bound("high")) {
+            (Some(value), Some(low), Some(high)) => format!("{value:.2} ({low:.2}–{high:.2})"),
+            _ => state["why_not"].as_str().unwrap_or("–").to_string(),
+        }
+    };
+    let winner = report["verdict"]["winner"].as_str().unwrap_or("nothing");
+    let row = |(index, (name, state)): (usize, (&str, &Value))| {
+        let first = |words: &str| if index == 0 { words.to_string() } else { String::new() };
+        let cause = state["growth"][0]["id"].as_str().unwrap_or_default();
+        let (base, large) = (speedup(state, "base"), speedup(state, "thp-2M"));
+        vec![first(program), name.into(), base, large, cause.into(), first(winner)]
+    };
+    states_of(report).into_iter().enumerate().map(row).collect()
+}
+
+/// Returns true if the recommended trial loses in no state.
+fn is_safe_advice(report: &Value) -> bool {
+    let Some(winner) = report["verdict"]["winner"].as_str() else { return true };
+    let value = |state: &Value| trial(state, winner).and_then(|t| t["speedup"]["value"].as_f64());
+    states_of(report).into_iter().all(|(_, state)| value(state).is_none_or(|value| value > LOSS))
+}
+
+/// Returns true if base pages win, so that large pages lose, and no large page is recommended.
+fn shows_loss(report: &Value) -> bool {
+    report["verdict"]["winner"] == "base"
+}
