@@ -17,8 +17,8 @@ use anyhow::{Context, Result};
 use pagetax_core::budget::Budget;
 use pagetax_core::counter::Reading;
 use pagetax_core::diagnosis::{
-    AS_IS, BASE, Basis, Diagnosis, MemoryState, Skipped, StateTrials, Trial, Verdict, compare_trials,
-    judge, judge_states, translation, undecided,
+    AS_IS, BASE, Basis, Diagnosis, MemoryState, Skipped, StateTrials, Trial, Verdict,
+    compare_trials, judge, judge_states, translation, undecided,
 };
 use pagetax_core::exit::Exit;
 use pagetax_core::page_size::{MemoryPart, PartSizes};
@@ -94,8 +94,9 @@ pub struct Args {
     #[arg(long)]
     side_by_side: bool,
 
-    /// States of memory to try as well: found, fragmented, compactable, pressed, forked (docs/diagnose.md#when).
-    /// Fragmented memory is made on the whole machine, as root, and put back; --time counts for each state
+    /// States of memory to try as well: found, fragmented, compactable, pressed, forked
+    /// (docs/diagnose.md#when). Fragmented memory is made on the whole machine, as root, and put back; --time
+    /// counts for each state
     #[arg(long, value_name = "STATE,…", value_delimiter = ',')]
     #[arg(conflicts_with_all = ["side_by_side", "pids", "all"])]
     when: Vec<MemoryState>,

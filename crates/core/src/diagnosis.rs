@@ -7,6 +7,7 @@ mod basis;
 mod states;
 mod tax;
 
+use basis::losses;
 pub use basis::{BUSY_SHARE, Basis, Occupation, queued};
 pub use states::{Growth, MemoryState, StateTrials, judge_states, undecided_in_state};
 pub use tax::{TAX_DISAGREES, tax_disagreement};
@@ -14,7 +15,7 @@ pub use tax::{TAX_DISAGREES, tax_disagreement};
 use crate::budget::Budget;
 use crate::document::Document;
 use crate::exit::Exit;
-use crate::load::{LoadFigure, LoadFigures};
+use crate::load::LoadFigures;
 use crate::report::{Environment, Warning};
 use crate::sequential::Stopping;
 use crate::stats::{Ratio, median, ratio_of_pairs};
@@ -318,20 +319,6 @@ fn start_words(winner: &Trial, as_is: &Trial) -> String {
         }
         _ => String::new(),
     }
-}
-
-/// Says which other figures of the load the winner makes worse by 2 % or more.
-fn losses(winner: &Trial, as_is: &Trial, basis: Basis) -> String {
-    let figures = [LoadFigure::Throughput, LoadFigure::P50, LoadFigure::P99, LoadFigure::P999];
-    let loss = |figure: &LoadFigure| {
-        let costs = |trial| Basis::Load(*figure).times_ns(trial);
-        let ratio = Stopping::Fixed.ratio(&costs(winner), &costs(as_is), figures.len())?;
-        let words = if figure.is_more_better() { "requests take" } else { "latency is" };
-        (ratio.low > 1.0 && ratio.value >= 1.0 + GAIN_MIN)
-            .then(|| format!("; but by {}, {words} {ratio} times as long", figure.heading()))
-    };
-    let others = figures.iter().filter(|figure| basis.is_load() && basis != Basis::Load(**figure));
-    others.filter_map(loss).collect()
 }
 
 fn memory_words(growth: Option<f64>) -> String {

@@ -1,5 +1,5 @@
-//! `pagetax diagnose --when` on real programs and on one that large pages slow: the speed-ups in each state of
-//! memory.
+//! `pagetax diagnose --when` on real programs and on one that large pages slow: the speed-ups in each state
+//! of memory.
 
 use super::programs::{Workshop, chosen};
 use super::swap::Swap;
@@ -47,7 +47,8 @@ pub fn run(names: &[String]) -> Result<Outcome> {
         seen = reports.iter().filter(|report| shows_loss(report)).count();
         is_safe &= reports.iter().all(is_safe_advice);
         rows.extend(rows_of(CHURN, &reports[0]));
-        let verdicts: Vec<&Value> = reports.iter().map(|report| &report["verdict"]["reason"]).collect();
+        let verdicts: Vec<&Value> =
+            reports.iter().map(|report| &report["verdict"]["reason"]).collect();
         results.push(json!({ "program": CHURN, "seen": seen, "verdicts": verdicts }));
     }
     let promise = format!(

@@ -69,7 +69,8 @@ impl AfterFresh<'_> {
             .cloned()
             .collect();
         let is_short = self.usual_ns(AS_IS) < SHORT_NS;
-        let schedule = Schedule { runs: Some(if is_short { 5 } else { 3 }), ..self.schedule.clone() };
+        let schedule =
+            Schedule { runs: Some(if is_short { 5 } else { 3 }), ..self.schedule.clone() };
         let (ran, _) = self.run(MemoryState::Found, &pair, &schedule)?;
         Ok(Some(ran).filter(|ran| !ran.trials.is_empty()))
     }
@@ -191,11 +192,8 @@ impl AfterFresh<'_> {
 fn growth(before: &Budget, after: &Budget) -> Vec<Growth> {
     let least_ns = (before.total_ns(Account::Cpu) as f64 * GROWTH_MIN) as u64;
     let ns = |budget: &Budget, id: &str| budget.row(id).and_then(|row| row.ns).unwrap_or(0);
-    let of = |id: &str| Growth {
-        id: id.into(),
-        before_ns: ns(before, id),
-        after_ns: ns(after, id),
-    };
+    let of =
+        |id: &str| Growth { id: id.into(), before_ns: ns(before, id), after_ns: ns(after, id) };
     let causes = Account::Cpu.causes().filter(|cause| cause.is_tax);
     let mut all: Vec<Growth> = causes
         .map(|cause| of(cause.id))

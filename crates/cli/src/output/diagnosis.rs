@@ -36,7 +36,8 @@ pub fn render(diagnosis: &Diagnosis) -> String {
         diagnosis.trials.len()
     );
     let bold = anstyle::Style::new().bold();
-    let tail = tax(diagnosis) + &states(diagnosis) + &warnings(diagnosis) + &short_verdict(diagnosis);
+    let tail =
+        tax(diagnosis) + &states(diagnosis) + &warnings(diagnosis) + &short_verdict(diagnosis);
     // The title is a line, and one says why a trial has memory on small pages.
     let room = LINES.saturating_sub(tail.lines().count() + 2);
     let head = format!("{bold}{title}{bold:#}\n{}", short_trials(diagnosis, room));
@@ -85,7 +86,8 @@ fn states(diagnosis: &Diagnosis) -> String {
             lines += &format!("{}\n", fit(&line, COLUMNS));
         }
     }
-    let headings: Vec<&str> = ["memory", "free 2M"].into_iter().chain(names.iter().copied()).collect();
+    let headings: Vec<&str> =
+        ["memory", "free 2M"].into_iter().chain(names.iter().copied()).collect();
     let right: Vec<usize> = (1..headings.len()).collect();
     format!("\n{}{lines}", text::table(&headings, &right, rows))
 }
@@ -108,7 +110,8 @@ fn full_state(state: &StateTrials) -> String {
         return out;
     }
     let blocks: Vec<String> = state.free_blocks.iter().map(|count| text::count(*count)).collect();
-    out += &format!("  {}\n  free blocks of 1, 2, 4 … base pages: {}\n", state.how, blocks.join(" "));
+    out +=
+        &format!("  {}\n  free blocks of 1, 2, 4 … base pages: {}\n", state.how, blocks.join(" "));
     out += &trials(&state.trials);
     for growth in &state.growth {
         out += &format!(

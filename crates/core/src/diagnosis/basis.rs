@@ -1,9 +1,10 @@
 //! The figure of a run that trials are compared by.
 
-use super::Trial;
+use super::{GAIN_MIN, Trial};
 use crate::budget::Budget;
 use crate::cause::Account;
 use crate::load::LoadFigure;
+use crate::sequential::Stopping;
 use crate::stats::{median, quantiles};
 use crate::units::Nanos;
 use serde::{Deserialize, Serialize};
@@ -134,6 +135,20 @@ pub fn queued(budget: &Budget) -> Option<String> {
     let is_busy = queued_ns as f64 > BUSY_SHARE * wall_ns as f64;
     let (queued, wall) = (Nanos(queued_ns), Nanos(wall_ns));
     is_busy.then(|| format!("{queued} of {wall} for a CPU: something else runs on this machine"))
+}
+
+/// Says which other figures of the load the winner makes worse by 2 % or more.
+pub(super) fn losses(winner: &Trial, as_is: &Trial, basis: Basis) -> String {
+    let figures = [LoadFigure::Throughput, LoadFigure::P50, LoadFigure::P99, LoadFigure::P999];
+    let loss = |figure: &LoadFigure| {
+        let costs = |trial| Basis::Load(*figure).times_ns(trial);
+        let ratio = Stopping::Fixed.ratio(&costs(winner), &costs(as_is), figures.len())?;
+        let words = if figure.is_more_better() { "requests take" } else { "latency is" };
+        (ratio.low > 1.0 && ratio.value >= 1.0 + GAIN_MIN)
+            .then(|| format!("; but by {}, {words} {ratio} times as long", figure.heading()))
+    };
+    let others = figures.iter().filter(|figure| basis.is_load() && basis != Basis::Load(**figure));
+    others.filter_map(loss).collect()
 }
 
 #[cfg(test)]

@@ -114,7 +114,7 @@ pub struct StateTrials {
 
 /// The result for one trial in one state.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Standing {
+enum InState {
     /// A loss of 2 % or more is ruled out.
     Holds,
     /// It loses 2 % or more, or ends differently.
@@ -123,14 +123,14 @@ enum Standing {
     Open,
 }
 
-fn standing(trial: &Trial, as_is: Option<&Trial>) -> Standing {
+fn standing(trial: &Trial, as_is: Option<&Trial>) -> InState {
     if as_is.is_some_and(|as_is| as_is.exit != trial.exit) {
-        return Standing::Loses;
+        return InState::Loses;
     }
     match trial.speedup {
-        Some(Ratio { low, .. }) if low > 1.0 - GAIN_MIN => Standing::Holds,
-        Some(Ratio { value, high, .. }) if value <= 1.0 - GAIN_MIN && high < 1.0 => Standing::Loses,
-        _ => Standing::Open,
+        Some(Ratio { low, .. }) if low > 1.0 - GAIN_MIN => InState::Holds,
+        Some(Ratio { value, high, .. }) if value <= 1.0 - GAIN_MIN && high < 1.0 => InState::Loses,
+        _ => InState::Open,
     }
 }
 
@@ -139,13 +139,13 @@ impl StateTrials {
         self.trials.iter().find(|trial| trial.name == name)
     }
 
-    fn standing(&self, trial: &Trial) -> Standing {
+    fn standing(&self, trial: &Trial) -> InState {
         standing(trial, self.named(AS_IS))
     }
 
     /// Returns the trial that loses most in this state.
     pub fn worst(&self) -> Option<&Trial> {
-        let lost = |trial: &&Trial| is_candidate(trial) && self.standing(trial) == Standing::Loses;
+        let lost = |trial: &&Trial| is_candidate(trial) && self.standing(trial) == InState::Loses;
         let value = |trial: &Trial| trial.speedup.map_or(0.0, |speedup| speedup.value);
         let losers = self.trials.iter().filter(lost).filter(|trial| trial.speedup.is_some());
         losers.min_by(|one, other| value(one).total_cmp(&value(other)))
@@ -160,7 +160,11 @@ impl StateTrials {
         };
         let grown = self.growth.first().filter(|_| self.loser.as_deref() == Some(&trial.name));
         let cause = grown.map_or(String::new(), |growth| {
-            format!(", {} {} more", growth.id, Nanos(growth.after_ns.saturating_sub(growth.before_ns)))
+            format!(
+                ", {} {} more",
+                growth.id,
+                Nanos(growth.after_ns.saturating_sub(growth.before_ns))
+            )
         });
         format!("{} {result}{cause}", self.state)
     }
@@ -170,16 +174,16 @@ impl StateTrials {
 /// and those for which a loss of 2 % or more is neither shown nor ruled out.
 pub fn undecided_in_state(trials: &[Trial]) -> Vec<bool> {
     let as_is = trials.iter().find(|trial| trial.name == AS_IS);
-    let is_open = |trial: &Trial| is_candidate(trial) && standing(trial, as_is) == Standing::Open;
+    let is_open = |trial: &Trial| is_candidate(trial) && standing(trial, as_is) == InState::Open;
     let any = trials.iter().any(is_open);
     let of_verdict = undecided(trials);
-    let needs = |(trial, more): (&Trial, bool)| {
-        more || is_open(trial) || (any && !is_candidate(trial))
-    };
+    let needs =
+        |(trial, more): (&Trial, bool)| more || is_open(trial) || (any && !is_candidate(trial));
     trials.iter().zip(of_verdict).map(needs).collect()
 }
 
-/// Returns the winner over fresh memory, which `trials` are of, and all other states that were made. A trial wins if it gains in one state, and a loss of 2 % or more is ruled out in all.
+/// Returns the winner over fresh memory, which `trials` are of, and all other states that were made. A trial
+/// wins if it gains in one state, and a loss of 2 % or more is ruled out in all.
 pub fn judge_states(
     trials: &[Trial],
     others: &[StateTrials],
@@ -194,8 +198,9 @@ pub fn judge_states(
     let in_first = StateTrials { trials: trials.to_vec(), ..StateTrials::default() };
     let all: Vec<&StateTrials> = std::iter::once(&in_first).chain(made).collect();
     let holds = |trial: &&Trial| {
-        let in_each = all.iter().filter_map(|state| Some(state.standing(state.named(&trial.name)?)));
-        !is_candidate(trial) || in_each.eq(all.iter().map(|_| Standing::Holds))
+        let in_each =
+            all.iter().filter_map(|state| Some(state.standing(state.named(&trial.name)?)));
+        !is_candidate(trial) || in_each.eq(all.iter().map(|_| InState::Holds))
     };
     for state in &all {
         let safe: Vec<Trial> = state.trials.iter().filter(holds).cloned().collect();
@@ -220,7 +225,7 @@ fn elsewhere(winner: &str, gained_in: MemoryState, all: &[&StateTrials]) -> Stri
 /// Says why no trial is recommended over all states.
 fn why_no_state(alone: &Verdict, all: &[&StateTrials]) -> String {
     let Some(name) = &alone.winner else { return alone.reason.clone() };
-    let of = |wanted: Standing| {
+    let of = |wanted: InState| {
         let seen = all.iter().filter_map(|state| Some((state, state.named(name)?)));
         let words: Vec<String> = seen
             .filter(|(state, trial)| state.standing(trial) == wanted)
@@ -228,8 +233,8 @@ fn why_no_state(alone: &Verdict, all: &[&StateTrials]) -> String {
             .collect();
         words.join(", ")
     };
-    let gains = format!("`{name}` gains in {}", of(Standing::Holds));
-    let (lost, open) = (of(Standing::Loses), of(Standing::Open));
+    let gains = format!("`{name}` gains in {}", of(InState::Holds));
+    let (lost, open) = (of(InState::Loses), of(InState::Open));
     match lost.is_empty() {
         false => format!("{gains}, but loses in {lost}: not recommended"),
         true => format!(
@@ -245,7 +250,7 @@ mod tests {
     use super::*;
     use crate::exit::Exit;
 
-    fn in_state(state: MemoryState, times: &[(&str, u64)]) -> StateTrials {
+    fn trials_in(state: MemoryState, times: &[(&str, u64)]) -> StateTrials {
         let mut trials: Vec<Trial> =
             times.iter().map(|(name, ms)| trial(name, *ms, 100, 0.9)).collect();
         trials.iter_mut().for_each(|trial| trial.took.fraction = Some(0.1));
@@ -254,7 +259,7 @@ mod tests {
     }
 
     fn verdict(fresh: &[(&str, u64)], others: &[StateTrials]) -> Verdict {
-        let first = in_state(MemoryState::Fresh, fresh);
+        let first = trials_in(MemoryState::Fresh, fresh);
         judge_states(&first.trials, others, Basis::Elapsed, "wait")
     }
 
@@ -262,7 +267,8 @@ mod tests {
 
     #[test]
     fn a_winner_holds_in_every_state() {
-        let forked = in_state(MemoryState::Forked, &[(AS_IS, 1_400), (BASE, 1_400), ("thp-2M", 1_390)]);
+        let forked =
+            trials_in(MemoryState::Forked, &[(AS_IS, 1_400), (BASE, 1_400), ("thp-2M", 1_390)]);
         let told = verdict(&GAINS, &[forked]);
         assert_eq!(told.winner.as_deref(), Some("thp-2M"), "{}", told.reason);
         assert!(told.reason.contains("(fresh)") && told.reason.contains("holds in forked 1.0"));
@@ -271,10 +277,9 @@ mod tests {
     #[test]
     fn what_loses_in_a_state_is_not_recommended_and_the_cause_is_named() {
         let mut fragmented =
-            in_state(MemoryState::Fragmented, &[(AS_IS, 1_300), (BASE, 1_300), ("thp-2M", 2_600)]);
+            trials_in(MemoryState::Fragmented, &[(AS_IS, 1_300), (BASE, 1_300), ("thp-2M", 2_600)]);
         fragmented.loser = Some("thp-2M".into());
-        let growth =
-            Growth { id: "compaction".into(), before_ns: 0, after_ns: 1_200_000_000 };
+        let growth = Growth { id: "compaction".into(), before_ns: 0, after_ns: 1_200_000_000 };
         fragmented.growth = vec![growth];
         assert_eq!(fragmented.worst().map(|trial| trial.name.as_str()), Some("thp-2M"));
         let told = verdict(&GAINS, &[fragmented]);
@@ -287,7 +292,7 @@ mod tests {
     fn a_state_can_have_another_winner() {
         let same = [(AS_IS, 1_000), (BASE, 1_000), ("thp-2M", 1_000)];
         let fragmented =
-            in_state(MemoryState::Fragmented, &[(AS_IS, 2_000), (BASE, 1_000), ("thp-2M", 2_000)]);
+            trials_in(MemoryState::Fragmented, &[(AS_IS, 2_000), (BASE, 1_000), ("thp-2M", 2_000)]);
         let told = verdict(&same, &[fragmented]);
         assert_eq!(told.winner.as_deref(), Some(BASE), "{}", told.reason);
         assert!(told.reason.contains("(fragmented)"), "{}", told.reason);
@@ -301,15 +306,19 @@ mod tests {
             ..StateTrials::default()
         };
         assert_eq!(verdict(&GAINS, &[missing]).winner.as_deref(), Some("thp-2M"));
-        let mut pressed = in_state(MemoryState::Pressed, &GAINS);
+        let mut pressed = trials_in(MemoryState::Pressed, &GAINS);
         pressed.trials[2].exit = Exit::Signal(9);
         let told = verdict(&GAINS, &[pressed]);
-        assert!(told.winner.is_none() && told.reason.contains("killed by signal 9"), "{}", told.reason);
+        assert!(
+            told.winner.is_none() && told.reason.contains("killed by signal 9"),
+            "{}",
+            told.reason
+        );
     }
 
     #[test]
     fn rounds_go_on_while_a_loss_is_open() {
-        let mut open = in_state(MemoryState::Forked, &GAINS).trials;
+        let mut open = trials_in(MemoryState::Forked, &GAINS).trials;
         let speedup = |low, value, high| Some(Ratio { low, value, high });
         open[1].speedup = speedup(0.99, 1.0, 1.01);
         open[2].speedup = speedup(0.9, 0.97, 1.01);

@@ -1,10 +1,9 @@
 //! Free memory without a block of 2M, made and put back by a child of this process.
 //!
-//! The child takes each free block as a huge page, splits it, and frees all of it but some pages. It goes on with
-//! those that become free, as long as it runs. So it never
-//! holds more than a small part of the memory, and all of it is free again when the child ends, however that
-//! happens. A page that stays either is held by a pipe, and cannot be moved, or is ordinary memory, which
-//! compaction moves.
+//! The child takes each free block as a huge page, splits it, and frees all of it but some pages. It goes on
+//! with those that become free, as long as it runs. So it never holds more than a small part of the memory,
+//! and all of it is free again when the child ends, however that happens. A page that stays either is held by
+//! a pipe, and cannot be moved, or is ordinary memory, which compaction moves.
 //!
 //! Sources: for the split, madvise_cold_or_pageout_pte_range() in mm/madvise.c; for pages that cannot move,
 //! isolate_migratepages_block() in mm/compaction.c (Linux 6.18).
@@ -32,7 +31,7 @@ pub enum Pattern {
     Movable,
 }
 
-/// Of the pages of a block, one in this many stays where they can be moved.
+/// One in this many pages of a block stays where they can be moved.
 const MOVABLE_PART: usize = 8;
 /// Blocks that are taken before the free ones are counted again.
 const BATCH: u64 = 32;
@@ -214,8 +213,8 @@ impl Taker {
         }
     }
 
-    /// Takes the blocks that each CPU keeps on a list of its own, which no count of free blocks has: those that
-    /// programs have freed there.
+    /// Takes the blocks that each CPU keeps on a list of its own, which no count of free blocks has: those
+    /// that programs have freed there.
     fn take_lists(&mut self) -> io::Result<()> {
         let before = rustix::thread::sched_getaffinity(None)?;
         let text = Root::default().text("/proc/zoneinfo").map_err(io::Error::other)?;

@@ -411,8 +411,8 @@ fn end_all(root: Pid) {
     end(&processes);
 }
 
-/// Ends the orphans of the command, which are our children now but for `spared`, and returns their number. A daemon that
-/// went on would disturb all later runs.
+/// Ends the orphans of the command, which are our children now but for `spared`, and returns their number. A
+/// daemon that went on would disturb all later runs.
 fn end_orphans(spared: Option<Pid>) -> usize {
     let mut orphans = tree::ProcessTree::default().descendants(rustix::process::getpid());
     orphans.retain(|pid| Some(*pid) != spared);

@@ -81,7 +81,11 @@ impl Prepared {
     ///
     /// # Errors
     /// Fails if the state cannot be kept.
-    pub fn before_run(&mut self, trial: &mut TrialCommand, usual: Duration) -> Result<(), TrialError> {
+    pub fn before_run(
+        &mut self,
+        trial: &mut TrialCommand,
+        usual: Duration,
+    ) -> Result<(), TrialError> {
         if let Some(fragments) = &mut self.fragments {
             fragments.left().map_err(system("keep memory fragmented"))?;
             trial.spared = Some(fragments.pid());
@@ -124,10 +128,8 @@ struct Cgroup {
 impl Cgroup {
     /// Makes one of version 1 or 2, with a limit.
     fn make(limit_bytes: u64) -> Result<Cgroup, String> {
-        let limits = [
-            ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
-            ("/sys/fs/cgroup", "memory.max"),
-        ];
+        let limits =
+            [("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")];
         let mut why = "no controller of memory cgroups is mounted".to_string();
         for (mount, file) in limits {
             remove_left(Path::new(mount));
@@ -206,7 +208,9 @@ impl Forker {
     pub fn finish(mut self) -> Result<(), String> {
         drop(self.over.take());
         let ended = self.thread.take().map(JoinHandle::join);
-        ended.unwrap_or(Ok(Ok(()))).unwrap_or_else(|_| Err("the thread that forks has ended".into()))
+        ended
+            .unwrap_or(Ok(Ok(())))
+            .unwrap_or_else(|_| Err("the thread that forks has ended".into()))
     }
 }
 
@@ -254,5 +258,6 @@ fn fork_largest(root: Pid, is_over: &Receiver<()>) -> Result<(), String> {
 /// Returns the free blocks of 2M in a list of free blocks by order.
 pub fn huge_blocks(free_blocks: &[u64]) -> u64 {
     let free = Fragmentation { free_blocks: free_blocks.to_vec() };
-    free.free_bytes_in(PageSize::M2.bytes(), rustix::param::page_size() as u64) / PageSize::M2.bytes()
+    free.free_bytes_in(PageSize::M2.bytes(), rustix::param::page_size() as u64)
+        / PageSize::M2.bytes()
 }

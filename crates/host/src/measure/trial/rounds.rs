@@ -56,7 +56,8 @@ pub enum Ended {
     Interrupted,
     /// The command failed in its first run, and no other was started.
     FirstFailed,
-    /// A server, its load or the state of memory failed after the first run; see [`Rounds::failure`]. Finished runs are kept.
+    /// A server, its load or the state of memory failed after the first run; see [`Rounds::failure`].
+    /// Finished runs are kept.
     ServiceFailed,
 }
 

@@ -93,9 +93,10 @@ pub fn with_stopped<T: Send>(
     })
 }
 
-/// Has a thread fork its process by the `syscall` instruction at `instruction`, lets it go on, and runs `work`
-/// while the child holds its memory. The child never runs, and is killed before this returns. The process gets
-/// no signal for it, and its own waits do not see it. The calling thread traces, and should end soon after.
+/// Has a thread fork its process by the `syscall` instruction at `instruction`, lets it go on, and runs
+/// `work` while the child holds its memory. The child never runs, and is killed before this returns. The
+/// process gets no signal for it, and its own waits do not see it. The calling thread traces, and should end
+/// soon after.
 ///
 /// # Errors
 /// As [`with_stopped`], or as clone(2) fails.
