@@ -83,7 +83,7 @@ impl AfterFresh<'_> {
     ) -> Result<(StateTrials, bool)> {
         let none = |why| StateTrials { state, why_not: Some(why), ..StateTrials::default() };
         output::note(&format!("diagnose: trials with memory {state}"));
-        let mut prepared = match Prepared::make(state, self.launch) {
+        let mut prepared = match Prepared::make(state, self.needed_bytes()) {
             Ok(prepared) => prepared,
             Err(why) => return Ok((none(why), false)),
         };
@@ -145,6 +145,12 @@ impl AfterFresh<'_> {
         let usual = Duration::from_nanos(self.usual_ns(&recipes[trial].mechanism.name()));
         prepared.before_run(&mut steps.launch, usual)?;
         steps.run(batch)
+    }
+
+    /// Returns the memory that the command as it is needs. Large pages may need more.
+    fn needed_bytes(&self) -> u64 {
+        let as_is = self.trials.iter().find(|trial| trial.name == AS_IS);
+        as_is.and_then(|trial| trial.peak_resident_bytes).unwrap_or(self.launch.memory_bytes)
     }
 
     /// Returns the time of a trial on fresh memory.

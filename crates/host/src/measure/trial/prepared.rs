@@ -38,18 +38,18 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// Makes a state for a command whose need for memory is known.
+    /// Makes a state for a command that needs so much memory as it is.
     ///
     /// # Errors
     /// A sentence with what would make it possible.
-    pub fn make(state: MemoryState, trial: &TrialCommand) -> Result<Prepared, String> {
+    pub fn make(state: MemoryState, needed_bytes: u64) -> Result<Prepared, String> {
         let fragments = match state {
             MemoryState::Fragmented => Some(Fragments::make(Pattern::Held)?),
             MemoryState::Compactable => Some(Fragments::make(Pattern::Movable)?),
             _ => None,
         };
         let pressed = state == MemoryState::Pressed;
-        let cgroup = pressed.then(|| limit(trial.memory_bytes)).transpose()?;
+        let cgroup = pressed.then(|| limit(needed_bytes)).transpose()?;
         let free = Fragmentation::usable(&Root::default());
         let free_blocks = free.map(|free| free.free_blocks).unwrap_or_default();
         Ok(Prepared { state, fragments, cgroup, free_blocks })
