@@ -219,8 +219,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     diagnosis.warnings = warnings::of(&diagnosis, &rounds, &hashes, &scratch);
     args.formats.print(&diagnosis, if args.full { diagnosis::full } else { diagnosis::render })?;
     Ok(match rounds.ended {
-        _ if is_interrupted => exit::INTERRUPTED.into(),
-        Ended::Interrupted => exit::INTERRUPTED.into(),
+        ended if is_interrupted || ended == Ended::Interrupted => exit::INTERRUPTED.into(),
         Ended::ServiceFailed => exit::BAD_INPUT.into(),
         _ => diagnosis.exit.shell_code().into(),
     })

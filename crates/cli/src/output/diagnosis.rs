@@ -9,8 +9,8 @@ use pagetax_core::diagnosis::{
 };
 use pagetax_core::report::Warning;
 use pagetax_core::stats::{Ratio, median};
+use pagetax_core::system_stat::huge_blocks;
 use pagetax_core::units::{Bytes, Nanos};
-use pagetax_host::measure::trial::huge_blocks;
 
 /// The columns of a line that is not to be pasted.
 const COLUMNS: usize = 100;

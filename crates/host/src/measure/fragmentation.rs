@@ -12,6 +12,7 @@ use crate::procfs::{Fragmentation, Root};
 use crate::sys::mapping::{OwnedMapping, Request, Source};
 use crate::sys::process::{Child, fork};
 use pagetax_core::exit::Exit;
+use pagetax_core::system_stat::huge_blocks;
 use pagetax_core::units::PageSize;
 use procfs_core::Meminfo;
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -117,8 +118,7 @@ fn block_bytes() -> usize {
 /// Returns the number of free blocks of 2M that ordinary memory can have.
 fn free_blocks() -> io::Result<u64> {
     let free = Fragmentation::usable(&Root::default()).map_err(io::Error::other)?;
-    let bytes = free.free_bytes_in(PageSize::M2.bytes(), rustix::param::page_size() as u64);
-    Ok(bytes / PageSize::M2.bytes())
+    Ok(huge_blocks(&free.free_blocks))
 }
 
 /// Takes blocks as they become free, until the other end of the pipe is closed. Answers with the number of

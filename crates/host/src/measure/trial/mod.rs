@@ -11,7 +11,7 @@ mod sampler;
 mod service;
 pub(crate) mod tree;
 
-pub use prepared::{Prepared, huge_blocks};
+pub use prepared::Prepared;
 pub use proof::{Allocator, Evidence, took};
 pub use sampler::Peak;
 pub use service::{Ready, Service};

@@ -7,7 +7,7 @@ use crate::pages::inject::Injector;
 use crate::pages::target::{Refusal, Target};
 use crate::procfs::{Fragmentation, Root, process_memory};
 use pagetax_core::diagnosis::MemoryState;
-use pagetax_core::units::{Bytes, PageSize};
+use pagetax_core::units::Bytes;
 use procfs_core::Meminfo;
 use rustix::process::Pid;
 use std::io;
@@ -206,6 +206,10 @@ impl Forker {
 
     /// Ends the child, and returns why there was none. A run that ended before its fork is no failure.
     pub fn finish(mut self) -> Result<(), String> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Result<(), String> {
         drop(self.over.take());
         let ended = self.thread.take().map(JoinHandle::join);
         ended
@@ -216,11 +220,8 @@ impl Forker {
 
 impl Drop for Forker {
     fn drop(&mut self) {
-        drop(self.over.take());
-        if let Some(thread) = self.thread.take() {
-            // What it could not do matters no more.
-            let _ = thread.join();
-        }
+        // What it could not do matters no more.
+        let _ = self.end();
     }
 }
 
@@ -253,11 +254,4 @@ fn fork_largest(root: Pid, is_over: &Receiver<()>) -> Result<(), String> {
         }
     }
     Ok(())
-}
-
-/// Returns the free blocks of 2M in a list of free blocks by order.
-pub fn huge_blocks(free_blocks: &[u64]) -> u64 {
-    let free = Fragmentation { free_blocks: free_blocks.to_vec() };
-    free.free_bytes_in(PageSize::M2.bytes(), rustix::param::page_size() as u64)
-        / PageSize::M2.bytes()
 }
