@@ -18,7 +18,7 @@ use pagetax_core::budget::Budget;
 use pagetax_core::counter::Reading;
 use pagetax_core::diagnosis::{
     AS_IS, BASE, Basis, Diagnosis, MemoryState, Skipped, StateTrials, Trial, Verdict,
-    compare_trials, judge, judge_states, translation, undecided,
+    compare_trials, judge, judge_states, on_same_pages, translation, undecided,
 };
 use pagetax_core::exit::Exit;
 use pagetax_core::page_size::{MemoryPart, PartSizes};
@@ -396,6 +396,12 @@ fn trials_of(
     let with_runs = recipes.iter().zip(finished).filter(|(_, runs)| !runs.is_empty());
     let mut trials: Vec<Trial> = with_runs.map(|(recipe, runs)| trial_of(recipe, runs)).collect();
     compare_trials(&mut trials, stopping, basis);
+    for (trial, is_same) in on_same_pages(&trials).into_iter().enumerate() {
+        let trial = &mut trials[trial];
+        if is_same && trial.runs_ns.len() == 1 {
+            trial.took.why = Some("the same pages as without it, so it ran once".into());
+        }
+    }
     trials
 }
 

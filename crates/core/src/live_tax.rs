@@ -147,7 +147,7 @@ impl LiveTax {
         let most = tried.into_iter().rev().find_map(|bytes| {
             let costs = self.cycles_with(bytes).filter_map(Cycle::costs);
             let (base, huge): (Vec<u64>, Vec<u64>) = costs.unzip();
-            Some((bytes, stopping.ratio(&base, &huge, COMPARISONS)?))
+            Some((bytes, stopping.ratio(&base, &huge, &[], COMPARISONS)?))
         });
         self.speedup = most.map(|(_, speedup)| speedup);
         self.tried_bytes = most.map_or(self.tried_bytes, |(bytes, _)| bytes);
@@ -155,7 +155,7 @@ impl LiveTax {
         let pairs = earlier.zip(self.cycles.iter().map(|cycle| &cycle.unchanged));
         let pairs = pairs.filter_map(|(one, other)| Some((one.cost()?, other.cost()?)));
         let (one, other): (Vec<u64>, Vec<u64>) = pairs.unzip();
-        self.check = stopping.ratio(&one, &other, COMPARISONS);
+        self.check = stopping.ratio(&one, &other, &[], COMPARISONS);
     }
 
     /// Returns the cycles in which so many bytes were tried.

@@ -8,12 +8,14 @@
 //! runs of the same program in one round are exchangeable, so for them symmetry holds whatever the noise.
 //! With fewer pairs it also assumes a normal distribution or a mixture of normal ones of different width.
 //! Longer tails make the interval wider than necessary (Benjamini 1983). A program with two speeds breaks
-//! the assumption; `cargo xtask bench verdicts` measures the error on real programs.
+//! the assumption; `cargo xtask bench verdicts` measures the error on real programs. So few pairs also say
+//! little about their own noise, so that of all trials is pooled, as if they were alike in it; a pair that
+//! is noisier than that keeps its own.
 //! Sources: repeated confidence intervals (Jennison, Turnbull 1989), error spending (Lan, DeMets 1983),
-//! Student's interval for few pairs, the interval of the signed-rank test (Wilcoxon 1945; Hodges, Lehmann
+//! Student's interval for few pairs, the residuals of a two-way table (Fisher 1925), the interval of the signed-rank test (Wilcoxon 1945; Hodges, Lehmann
 //! 1963).
 
-use crate::stats::{Ratio, ratio_of_medians, student_interval};
+use crate::stats::{Ratio, logarithms, mean_and_variance, ratio_of_medians, student_interval};
 use std::iter::successors;
 
 /// The probability that any interval of a diagnosis excludes the truth.
@@ -61,8 +63,15 @@ impl Stopping {
     }
 
     /// Returns `median(over) / median(under)` of interleaved runs with its interval. Ignores runs without a
-    /// partner. None for fewer than two pairs, or if a run took no time.
-    pub fn ratio(self, over: &[u64], under: &[u64], comparisons: usize) -> Option<Ratio> {
+    /// partner. `trials` are all runs of the same rounds, for their noise; there may be none. None for fewer
+    /// than two pairs, or if a run took no time.
+    pub fn ratio(
+        self,
+        over: &[u64],
+        under: &[u64],
+        trials: &[Vec<u64>],
+        comparisons: usize,
+    ) -> Option<Ratio> {
         let pairs = over.len().min(under.len());
         let (over, under) = (&over[..pairs], &under[..pairs]);
         if over.contains(&0) || under.contains(&0) {
@@ -70,12 +79,47 @@ impl Stopping {
         }
         let value = ratio_of_medians(over, under)?;
         let logs: Vec<f64> =
-            over.iter().zip(under).map(|(o, u)| (*o as f64).ln() - (*u as f64).ln()).collect();
+            logarithms(over).iter().zip(logarithms(under)).map(|(o, u)| o - u).collect();
         let error = self.error(pairs, comparisons);
         let ranked = if pairs < RANKED_PAIRS { None } else { ranked(&logs, error) };
-        let (low, high) = ranked.or_else(|| student_interval(&logs, error))?;
+        let (low, high) = ranked.or_else(|| few_pairs(&logs, trials, error))?;
         Some(Ratio { value, low: low.exp().min(value), high: high.exp().max(value) })
     }
+}
+
+/// Returns Student's interval of the mean of these log ratios, with the noise of all trials of their rounds
+/// or their own, the larger one; None for fewer than two values.
+fn few_pairs(logs: &[f64], trials: &[Vec<u64>], error: f64) -> Option<(f64, f64)> {
+    let freedom = logs.len().checked_sub(1).filter(|freedom| *freedom > 0)?;
+    let (mean, own) = mean_and_variance(logs);
+    let (variance, freedom) = match pooled_variance(trials, logs.len()) {
+        // A log ratio has the noise of two runs.
+        Some((pooled, all)) if all > freedom => (own.max(2.0 * pooled), all),
+        _ => (own, freedom),
+    };
+    Some(student_interval(mean, variance / logs.len() as f64, freedom, error))
+}
+
+/// Returns the variance of the log time of one run and its degrees of freedom, from what is left of it once
+/// the means of its trial and of its round are taken out. It takes the trials that ran in each of so many
+/// rounds. None for fewer than two of them.
+fn pooled_variance(trials: &[Vec<u64>], rounds: usize) -> Option<(f64, usize)> {
+    let is_whole = |runs: &&Vec<u64>| runs.len() >= rounds && !runs[..rounds].contains(&0);
+    let whole: Vec<Vec<f64>> =
+        trials.iter().filter(is_whole).map(|runs| logarithms(&runs[..rounds])).collect();
+    let freedom = whole.len().checked_sub(1)? * rounds.checked_sub(1)?;
+    let mean =
+        |values: &mut dyn Iterator<Item = f64>, number: usize| values.sum::<f64>() / number as f64;
+    let of_round: Vec<f64> = (0..rounds)
+        .map(|round| mean(&mut whole.iter().map(|logs| logs[round]), whole.len()))
+        .collect();
+    let of_all = mean(&mut of_round.iter().copied(), rounds);
+    let squares = |logs: &Vec<f64>| {
+        let of_trial = mean(&mut logs.iter().copied(), rounds);
+        let rest = |(log, of_round): (&f64, &f64)| log - of_trial - of_round + of_all;
+        logs.iter().zip(&of_round).map(rest).map(|rest| rest.powi(2)).sum::<f64>()
+    };
+    (freedom > 0).then(|| (whole.iter().map(squares).sum::<f64>() / freedom as f64, freedom))
 }
 
 /// Returns the interval of the signed-rank test: order statistics of the means of all pairs of values. None
@@ -138,10 +182,39 @@ mod tests {
         let over: Vec<u64> = (0..20).map(|i| 1_300_000 + i * 500).collect();
         let mut under: Vec<u64> = (0..20).map(|i| 1_000_000 + (i * 7 % 20) * 500).collect();
         under[3] *= 5;
-        let ratio = Stopping::Fixed.ratio(&over, &under, 1).unwrap();
+        let ratio = Stopping::Fixed.ratio(&over, &under, &[], 1).unwrap();
         assert!(ratio.low > 1.28 && ratio.high < 1.32, "{ratio}");
-        assert_eq!(Stopping::Fixed.ratio(&over, &[0; 20], 1), None);
-        assert_eq!(Stopping::Fixed.ratio(&over[..1], &under, 1), None);
+        assert_eq!(Stopping::Fixed.ratio(&over, &[0; 20], &[], 1), None);
+        assert_eq!(Stopping::Fixed.ratio(&over[..1], &under, &[], 1), None);
+    }
+
+    #[test]
+    fn few_pairs_share_the_noise_of_all_trials() {
+        // Each trial is as fast as the others, apart from one percent in a round of its own.
+        let trials: Vec<Vec<u64>> =
+            [[101, 100, 100], [100, 101, 100], [100, 100, 101], [80, 80, 81]]
+                .map(|runs| runs.map(|run| run * 10_000_000).to_vec())
+                .into();
+        let width = |trials: &[Vec<u64>]| {
+            let (over, under) = ([1_010, 1_000, 1_000], [800, 800, 810]);
+            let ratio = Stopping::Sequential.ratio(&over, &under, trials, 4).unwrap();
+            ratio.high - ratio.low
+        };
+        assert!(width(&trials) * 3.0 < width(&[]), "{} and {}", width(&trials), width(&[]));
+        // Two trials are a pair, whose noise is its own.
+        assert_eq!(width(&trials[..2]), width(&[]));
+        // A trial that ran in fewer rounds, or took no time, says nothing about them.
+        let mut others = trials.clone();
+        others.extend([vec![1], vec![0, 1, 2]]);
+        assert_eq!(width(&others), width(&trials));
+    }
+
+    #[test]
+    fn a_noisy_pair_keeps_its_own_noise() {
+        let quiet: Vec<Vec<u64>> = (0..4).map(|_| vec![1_000, 1_000, 1_001]).collect();
+        let (over, under) = ([1_000, 1_300, 1_600], [1_000, 1_000, 1_000]);
+        let ratio = Stopping::Fixed.ratio(&over, &under, &quiet, 1).unwrap();
+        assert!(ratio.holds_one(), "{ratio}");
     }
 
     /// Returns the time of a run: log-normal noise, and one run in ten is disturbed by up to its own length.
@@ -164,7 +237,7 @@ mod tests {
                 times[0].push(noisy(&mut rng, 1e9));
                 times[1..].iter_mut().for_each(|trial| trial.push(noisy(&mut rng, 1e9 * factor)));
                 let differs = |(rule, comparisons): (Stopping, usize)| {
-                    let ratio = |trial| rule.ratio(&times[0], trial, comparisons);
+                    let ratio = |trial| rule.ratio(&times[0], trial, &times, comparisons);
                     times[1..].iter().filter_map(|trial| ratio(trial)).any(|r| !r.holds_one())
                 };
                 (is_look(round) && differs(look)) || (round == ROUNDS && differs(end))

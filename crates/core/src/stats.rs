@@ -195,13 +195,13 @@ fn bootstrap(
     Some((*seen.get(cut)?, *seen.get(seen.len() - 1 - cut)?))
 }
 
-fn mean_and_variance(values: &[f64]) -> (f64, f64) {
+pub(crate) fn mean_and_variance(values: &[f64]) -> (f64, f64) {
     let mean = values.iter().sum::<f64>() / values.len() as f64;
     let squares: f64 = values.iter().map(|v| (v - mean).powi(2)).sum();
     (mean, squares / (values.len() - 1) as f64)
 }
 
-fn logarithms(values: &[u64]) -> Vec<f64> {
+pub(crate) fn logarithms(values: &[u64]) -> Vec<f64> {
     values.iter().map(|v| (*v as f64).ln()).collect()
 }
 
@@ -209,12 +209,10 @@ fn exp_interval(middle: f64, reach: f64) -> (f64, f64) {
     ((middle - reach).exp(), (middle + reach).exp())
 }
 
-/// Returns Student's interval of the mean with this error of two sides; None for fewer than two values.
-pub(crate) fn student_interval(values: &[f64], error: f64) -> Option<(f64, f64)> {
-    let freedom = values.len().checked_sub(1).filter(|freedom| *freedom > 0)?;
-    let (mean, variance) = mean_and_variance(values);
-    let reach = student_t(freedom, error) * (variance / values.len() as f64).sqrt();
-    Some((mean - reach, mean + reach))
+/// Returns Student's interval of a mean with this variance, degrees of freedom and error of two sides.
+pub(crate) fn student_interval(mean: f64, variance: f64, freedom: usize, error: f64) -> (f64, f64) {
+    let reach = student_t(freedom, error) * variance.sqrt();
+    (mean - reach, mean + reach)
 }
 
 /// Returns the quantile of Student's t with this error of two sides.

@@ -204,8 +204,8 @@ fn shown_trials(diagnosis: &Diagnosis, room: usize) -> Vec<&Trial> {
 /// one reason together.
 fn shares(diagnosis: &Diagnosis, room: usize) -> String {
     let is_low = |trial: &&Trial| trial.took.fraction.is_none_or(|share| share < ENOUGH);
-    let wants_large = |trial: &&Trial| ![AS_IS, BASE, CHECK].contains(&trial.name.as_str());
-    let low = diagnosis.trials.iter().filter(wants_large).filter(is_low);
+    let others = |trial: &&Trial| ![AS_IS, CHECK].contains(&trial.name.as_str());
+    let low = diagnosis.trials.iter().filter(others).filter(is_low);
     let mut reasons: Vec<(&str, Vec<&str>)> = Vec::new();
     for (trial, why) in low.filter_map(|trial| Some((trial, trial.took.why.as_deref()?))) {
         match reasons.iter_mut().find(|(known, _)| *known == why) {

@@ -142,7 +142,7 @@ pub(super) fn losses(winner: &Trial, as_is: &Trial, basis: Basis) -> String {
     let figures = [LoadFigure::Throughput, LoadFigure::P50, LoadFigure::P99, LoadFigure::P999];
     let loss = |figure: &LoadFigure| {
         let costs = |trial| Basis::Load(*figure).times_ns(trial);
-        let ratio = Stopping::Fixed.ratio(&costs(winner), &costs(as_is), figures.len())?;
+        let ratio = Stopping::Fixed.ratio(&costs(winner), &costs(as_is), &[], figures.len())?;
         let words = if figure.is_more_better() { "requests take" } else { "latency is" };
         (ratio.low > 1.0 && ratio.value >= 1.0 + GAIN_MIN)
             .then(|| format!("; but by {}, {words} {ratio} times as long", figure.heading()))

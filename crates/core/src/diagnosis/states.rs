@@ -4,7 +4,9 @@
 //! child, and a page size that gains on fresh memory may lose there. Invariant: no trial is recommended
 //! unless every state that was asked for rules out a loss of 2 % or more.
 
-use super::{AS_IS, Basis, GAIN_MIN, Trial, Verdict, is_candidate, judge, undecided};
+use super::{
+    AS_IS, Basis, GAIN_MIN, Trial, Verdict, is_candidate, judge, on_same_pages, undecided,
+};
 use crate::stats::Ratio;
 use crate::units::Nanos;
 use serde::{Deserialize, Serialize};
@@ -174,12 +176,15 @@ impl StateTrials {
 /// and those for which a loss of 2 % or more is neither shown nor ruled out.
 pub fn undecided_in_state(trials: &[Trial]) -> Vec<bool> {
     let as_is = trials.iter().find(|trial| trial.name == AS_IS);
-    let is_open = |trial: &Trial| is_candidate(trial) && standing(trial, as_is) == InState::Open;
-    let any = trials.iter().any(is_open);
-    let of_verdict = undecided(trials);
-    let needs =
-        |(trial, more): (&Trial, bool)| more || is_open(trial) || (any && !is_candidate(trial));
-    trials.iter().zip(of_verdict).map(needs).collect()
+    let is_open = |(trial, is_same): (&Trial, bool)| {
+        is_candidate(trial) && !is_same && standing(trial, as_is) == InState::Open
+    };
+    let open: Vec<bool> = trials.iter().zip(on_same_pages(trials)).map(is_open).collect();
+    let any = open.contains(&true);
+    let needs = |((trial, more), is_open): ((&Trial, bool), bool)| {
+        more || is_open || (any && !is_candidate(trial))
+    };
+    trials.iter().zip(undecided(trials)).zip(open).map(needs).collect()
 }
 
 /// Returns the winner over fresh memory, which `trials` are of, and all other states that were made. A trial

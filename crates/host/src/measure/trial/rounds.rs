@@ -101,7 +101,7 @@ fn rounds_for(schedule: &Schedule, round_ns: u64) -> usize {
 
 /// Runs the whole schedule. An interruption keeps the finished runs; any other error ends it. `run_steps`
 /// runs the steps that it gets at a time. `needs_more` returns which trials need more rounds; it is asked
-/// after each round that is a look.
+/// after the first round, which shows the pages of each trial, and after each round that is a look.
 pub fn run<T: Ran>(
     schedule: &Schedule,
     trials: usize,
@@ -154,7 +154,7 @@ pub fn run<T: Ran>(
         }
         (round, spent_ns) = (round + 1, spent_ns + round_ns);
         if schedule.runs.is_none() {
-            if is_look(round) {
+            if round == 1 || is_look(round) {
                 let needed = needs_more(&rounds.finished);
                 remaining.iter_mut().zip(needed).for_each(|(still, more)| *still &= more);
             }
@@ -213,8 +213,8 @@ mod tests {
         let ran = |steps: &[Step]| Ok(steps.iter().map(|_| Fake(1, true)).collect());
         let rounds = run(&schedule(None, 1), 3, ran, needs_more, |_| {}).unwrap();
         let lengths: Vec<_> = rounds.finished.iter().map(Vec::len).collect();
-        assert_eq!((lengths, rounds.ended), (vec![8, 3, 8], Ended::Complete));
-        assert_eq!(asked, [[3, 3, 3], [5, 3, 5], [8, 3, 8]]);
+        assert_eq!((lengths, rounds.ended), (vec![8, 1, 8], Ended::Complete));
+        assert_eq!(asked, [[1, 1, 1], [3, 1, 3], [5, 1, 5], [8, 1, 8]]);
         let none = |finished: &[Vec<Fake>]| vec![false; finished.len()];
         let fixed = run(&schedule(Some(9), 1), 3, ran, none, |_| {}).unwrap();
         assert_eq!(fixed.finished[2].len(), 9, "a given number is kept");
