@@ -83,7 +83,7 @@ int meminfo(const __UINT64_TYPE__ inaddr[], int addr_count, const unsigned int i
 
 struct pagetax_remote_options {
 	size_t resident;      /* most bytes in this machine's memory, at least 128 KiB */
-	const char *servers;  /* "host[:port],..."; NULL: compressed inside the process */
+	const char *servers;  /* "host[:port],..."; NULL: compressed inside the process; or "valkey://host,..." */
 	unsigned int copies;  /* 1 to 3 of each page, on as many servers; 0 is 1 */
 	unsigned int flags;
 	const char *tls_cert; /* PEM files: all three, or all NULL for no TLS */

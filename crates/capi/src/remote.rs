@@ -2,12 +2,12 @@
 //!
 //! Invariant: an address names a region only from its map to its unmap; any other is EINVAL.
 
-use pagetax_core::units::Bytes;
 use pagetax_interpose::system;
 use pagetax_remote::page::PAGE_BYTES;
 use pagetax_remote::pager::{Log, PagerError, PagerOptions, RemoteRegion, Serving, UffdError};
-use pagetax_remote::preloaded::{ServerSettings, Settings};
+use pagetax_remote::preloaded::{EngineSettings, ServerSettings, StoreSettings};
 use pagetax_remote::store::StoreError;
+use pagetax_remote::store::redis::EngineTls;
 use pagetax_remote::tls::Files;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -80,12 +80,12 @@ unsafe fn text(text: *const c_char) -> Option<String> {
     (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
 }
 
-/// Returns the servers, if the options name or discover any. An incomplete TLS configuration is an error:
-/// otherwise pages would be sent in the clear.
+/// Returns the store: inside the process, unless the options name or discover servers. An incomplete TLS
+/// configuration is an error: otherwise pages would be sent in the clear.
 ///
 /// # Safety
 /// As for [`text`], for each string.
-unsafe fn servers(options: &RemoteOptions) -> Result<Option<ServerSettings>, (c_int, String)> {
+unsafe fn store(options: &RemoteOptions) -> Result<StoreSettings, (c_int, String)> {
     // SAFETY: as the caller promises.
     let [named, certificate, key, authority, tls_name] = unsafe {
         [
@@ -98,6 +98,21 @@ unsafe fn servers(options: &RemoteOptions) -> Result<Option<ServerSettings>, (c_
     };
     let discover = options.flags & DISCOVER != 0;
     let path = |name: Option<String>| name.map(PathBuf::from);
+    let copies = options.copies.max(1) as usize;
+    let unreachable = pagetax_remote::client::cluster::UNREACHABLE;
+    let insecure = options.flags & INSECURE != 0;
+    if let Some(url) = named.as_ref().filter(|named| named.contains("://")) {
+        let client = path(certificate).zip(path(key));
+        let tls = EngineTls { authority: path(authority), client };
+        let url = url.clone();
+        return Ok(StoreSettings::Engine(EngineSettings {
+            url,
+            copies,
+            unreachable,
+            tls,
+            insecure,
+        }));
+    }
     let tls = match (path(certificate), path(key), path(authority)) {
         (Some(certificate), Some(key), Some(authority)) => {
             Some(Files { certificate, key, authority })
@@ -109,17 +124,17 @@ unsafe fn servers(options: &RemoteOptions) -> Result<Option<ServerSettings>, (c_
         }
     };
     if named.is_none() && !discover {
-        return Ok(None);
+        return Ok(StoreSettings::default());
     }
     let named = named.unwrap_or_default();
-    Ok(Some(ServerSettings {
+    Ok(StoreSettings::Servers(ServerSettings {
         named: named.split(',').filter(|name| !name.is_empty()).map(String::from).collect(),
         discover,
-        copies: options.copies.max(1) as usize,
-        unreachable: pagetax_remote::client::cluster::UNREACHABLE,
+        copies,
+        unreachable,
         tls,
         tls_name,
-        insecure: options.flags & INSECURE != 0,
+        insecure,
     }))
 }
 
@@ -136,13 +151,12 @@ fn log_of(options: &RemoteOptions) -> Log {
 /// Maps a region, or returns errno and the reason.
 ///
 /// # Safety
-/// As for [`servers`].
+/// As for [`store`].
 unsafe fn map(bytes: usize, options: &RemoteOptions) -> Result<*mut c_void, (c_int, String)> {
     // SAFETY: as the caller promises.
-    let servers = unsafe { servers(options) }?;
-    let settings = Settings { servers, ..Settings::resident(Bytes(options.resident as u64)) };
+    let settings = unsafe { store(options) }?;
     let log = log_of(options);
-    let store = settings.open_store(log.clone()).map_err(|why| (libc::EHOSTUNREACH, why))?;
+    let store = settings.open(Some(log.clone())).map_err(|why| (libc::EHOSTUNREACH, why))?;
     let in_place = options.flags & IN_PLACE != 0;
     let paged = PagerOptions {
         serving: if in_place { Serving::InPlace } else { Serving::Thread },

@@ -1,10 +1,11 @@
 //! Which memory servers a command uses, and how: the options that several subcommands share.
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, bail};
 use pagetax_core::units::Nanos;
-use pagetax_remote::preloaded::ServerSettings;
+use pagetax_remote::preloaded::{EngineSettings, ServerSettings, StoreSettings};
+use pagetax_remote::store::redis::EngineTls;
 use pagetax_remote::tls::{ClientTls, Files};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Files for mutual TLS
@@ -16,20 +17,45 @@ pub struct TlsArgs {
     /// The key of our certificate (PEM)
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
-    /// Certificate of the authority that signs both sides' certificates (PEM)
-    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    /// Certificate of the authority that signs both sides' certificates (PEM). Alone, it is for a --store
+    /// whose servers ask for no certificate
+    #[arg(long, value_name = "FILE")]
     tls_ca: Option<PathBuf>,
 }
 
 impl TlsArgs {
-    /// Returns the files, if TLS is asked for.
-    pub fn files(&self) -> Option<Files> {
-        Some(Files {
-            certificate: self.tls_cert.clone()?,
-            key: self.tls_key.clone()?,
-            authority: self.tls_ca.clone()?,
+    /// Returns the files for mutual TLS, if it is asked for.
+    ///
+    /// # Errors
+    /// If there is an authority alone.
+    pub fn files(&self) -> Result<Option<Files>> {
+        Ok(match (self.tls_cert.clone(), self.tls_key.clone(), self.tls_ca.clone()) {
+            (Some(certificate), Some(key), Some(authority)) => {
+                Some(Files { certificate, key, authority })
+            }
+            (None, None, None) => None,
+            _ => bail!(
+                "memory servers and their clients show certificates to each other\n  hint: add --tls-cert and \
+                 --tls-key to --tls-ca"
+            ),
         })
     }
+
+    /// Returns the files for a store of another kind, by absolute paths.
+    fn of_engine(&self) -> Result<EngineTls> {
+        let client = self.tls_cert.as_ref().zip(self.tls_key.as_ref());
+        let client =
+            client.map(|(certificate, key)| anyhow::Ok((absolute(certificate)?, absolute(key)?)));
+        Ok(EngineTls {
+            authority: self.tls_ca.as_deref().map(absolute).transpose()?,
+            client: client.transpose()?,
+        })
+    }
+}
+
+fn absolute(path: impl AsRef<Path>) -> Result<PathBuf> {
+    let path = path.as_ref();
+    path.canonicalize().with_context(|| format!("cannot find {}", path.display()))
 }
 
 /// Memory servers to use
@@ -65,7 +91,7 @@ impl ServersArgs {
     /// # Errors
     /// If a file is missing or malformed.
     pub fn tls(&self) -> Result<Option<ClientTls>> {
-        let files = self.tls.files();
+        let files = self.tls.files()?;
         let tls = files.map(|files| ClientTls::new(&files, self.tls_name.clone())).transpose();
         tls.context("cannot use TLS")
     }
@@ -75,11 +101,7 @@ impl ServersArgs {
     /// # Errors
     /// If a file is missing.
     pub fn tls_files(&self) -> Result<(Option<Files>, Option<String>)> {
-        let absolute = |path: PathBuf| {
-            let found = path.canonicalize();
-            found.with_context(|| format!("cannot find {}", path.display()))
-        };
-        let files = self.tls.files().map(|files| -> Result<Files> {
+        let files = self.tls.files()?.map(|files| -> Result<Files> {
             Ok(Files {
                 certificate: absolute(files.certificate)?,
                 key: absolute(files.key)?,
@@ -91,10 +113,17 @@ impl ServersArgs {
 }
 
 /// Memory servers for pages, and how many copies to keep
-#[derive(Debug, Clone, Default, clap::Args)]
+#[derive(Clone, Default, clap::Args)]
 pub struct CopiesArgs {
     #[command(flatten)]
     servers: ServersArgs,
+
+    /// A Valkey or Redis server or cluster that runs already, instead of memory servers:
+    /// valkey://[[USER]:PASSWORD@]HOST[:PORT],… or valkeys:// for TLS. Without a password, VALKEYCLI_AUTH or
+    /// REDISCLI_AUTH counts, which other users of this machine do not see
+    #[arg(long, value_name = "URL",
+          conflicts_with_all = ["servers", "discover", "tls_name"])]
+    store: Option<String>,
 
     /// Copies of each page, on as many servers: with 2, one of them may fail
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=3))]
@@ -111,27 +140,44 @@ pub struct CopiesArgs {
     unreachable: Nanos,
 }
 
+impl std::fmt::Debug for CopiesArgs {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // The address of a store may have a password.
+        f.debug_struct("CopiesArgs").field("servers", &self.servers).finish_non_exhaustive()
+    }
+}
+
 impl CopiesArgs {
-    /// Returns the servers, if any are named or discovered.
+    /// Returns the store that is named; the process itself if none is.
     ///
     /// # Errors
     /// If copies are asked for without servers, or a file of TLS is missing.
-    pub fn servers(&self) -> Result<Option<ServerSettings>> {
+    pub fn store(&self) -> Result<StoreSettings> {
         let (named, discover) = (self.servers.named().to_vec(), self.servers.discover());
+        let (copies, unreachable) = (self.copies.into(), Duration::from_nanos(self.unreachable.0));
+        if let Some(url) = &self.store {
+            return Ok(StoreSettings::Engine(EngineSettings {
+                url: url.clone(),
+                copies,
+                unreachable,
+                tls: self.servers.tls.of_engine()?,
+                insecure: self.insecure,
+            }));
+        }
         if named.is_empty() && !discover {
             if self.copies > 1 {
-                return Err(anyhow!(
-                    "copies are kept on servers, and none is given\n  hint: add --servers or --discover"
-                ));
+                bail!(
+                    "copies are kept on servers, and none is given\n  hint: add --servers, --discover or --store"
+                );
             }
-            return Ok(None);
+            return Ok(StoreSettings::default());
         }
         let (tls, tls_name) = self.servers.tls_files()?;
-        Ok(Some(ServerSettings {
+        Ok(StoreSettings::Servers(ServerSettings {
             named,
             discover,
-            copies: self.copies.into(),
-            unreachable: Duration::from_nanos(self.unreachable.0),
+            copies,
+            unreachable,
             tls,
             tls_name,
             insecure: self.insecure,

@@ -21,13 +21,15 @@ Examples:
   pagetax remote --resident 4G -- ./big-program        at most 4 GiB of it in memory, the rest compressed
   pagetax remote --resident 4G --servers a,b --copies 2 -- ./big-program
                                                        the rest twice on memory servers
+  pagetax remote --resident 4G --store valkey://a,b,c --copies 2 -- ./big-program
+                                                       the rest twice in a Valkey or Redis cluster
   pagetax remote --resident 100M --stats -- sort big.txt";
 
 /// Run a command with its memory in a page store, and only so much of it resident
 ///
-/// The store is memory servers, where they are named or looked for; else pages are compressed inside the
-/// process: a server on the same machine would take as much memory as it saves, and two trips through
-/// the network stack for each page.
+/// The store is memory servers, where they are named or looked for, or a Valkey or Redis cluster that runs
+/// already. Else pages are compressed inside the process: a server on the same machine would take as much
+/// memory as it saves, and two trips through the network stack for each page.
 #[derive(Debug, clap::Args)]
 #[command(before_help = EXAMPLES)]
 pub struct Args {
@@ -88,17 +90,16 @@ pub fn run(args: Args) -> Result<ExitCode> {
         },
         keep_awake: args.awake,
         stats: args.stats,
-        servers: args.copies.servers()?,
+        store: args.copies.store()?,
         // This process becomes the command.
         program: Some(std::process::id()),
         ..Settings::resident(args.resident)
     };
-    if let Some(servers) = &settings.servers {
-        // Shows a mistake before the program starts. The program connects by itself.
-        let reached = servers.connect(None).map_err(|why| anyhow!("{why}"));
-        let cluster = reached.map_err(|error| exit::with(exit::WRAPPER_FAILED, error))?;
-        cluster.warnings().iter().for_each(|line| output::note(&format!("pagetax remote: {line}")));
-    }
+    // Shows a mistake before the program starts. The program connects by itself.
+    let opened = settings.store.open(None).map_err(|why| anyhow!("{why}"));
+    let store = opened.map_err(|error| exit::with(exit::WRAPPER_FAILED, error))?;
+    store.warnings().iter().for_each(|line| output::note(&format!("pagetax remote: {line}")));
+    drop(store);
     let mut launcher = Launcher::found(&program, &args.command);
     launcher.preload(&library);
     // If one `pagetax remote` runs another, our own settings are not the command's.

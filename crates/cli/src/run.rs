@@ -19,7 +19,7 @@ use pagetax_host::measure::budget::counts_walks;
 use pagetax_host::pages::base_page;
 use pagetax_host::run::guard::Limits;
 use pagetax_remote::pager::Log;
-use pagetax_remote::store::PageStore;
+use pagetax_remote::preloaded::StoreSettings;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -180,14 +180,14 @@ fn check_stream(args: &Args, cases: &[Case]) -> Result<()> {
 fn here(args: &Args) -> Result<Here> {
     let lock_share_max = f64::from(args.lock_limit) / 100.0;
     let limits = Limits { lock_share_max, ..Limits::default() };
-    let store = match args.copies.servers()? {
-        None => None,
-        Some(servers) => {
+    let store = match args.copies.store()? {
+        StoreSettings::Inside(_) => None,
+        settings => {
             let log: Log = Arc::new(|line: &str| output::note(line));
-            let connected = servers.connect(Some(log)).map_err(|why| anyhow!(why));
-            let cluster = connected.map_err(|error| exit::with(exit::UNMET, error))?;
-            cluster.warnings().iter().for_each(|line| output::note(line));
-            Some(Arc::new(cluster) as Arc<dyn PageStore>)
+            let opened = settings.open(Some(log)).map_err(|why| anyhow!(why));
+            let store = opened.map_err(|error| exit::with(exit::UNMET, error))?;
+            store.warnings().iter().for_each(|line| output::note(line));
+            Some(store)
         }
     };
     Ok(Here { limits, store })

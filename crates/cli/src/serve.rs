@@ -114,7 +114,7 @@ fn serve(args: &Args) -> Result<()> {
     }
     check_memory(args.memory)?;
     keep_to_ourselves()?;
-    let files = args.tls.files();
+    let files = args.tls.files()?;
     let tls = files.as_ref().map(server_config).transpose();
     let options = ServerOptions {
         limits: Limits {

@@ -6,7 +6,7 @@ use crate::{local, private, stderr, threads};
 use pagetax_core::units::Bytes;
 use pagetax_remote::page::PAGE_BYTES;
 use pagetax_remote::pager::{PagerOptions, RemoteRegion, Serving, UffdError, probe};
-use pagetax_remote::preloaded::Settings;
+use pagetax_remote::preloaded::{Settings, StoreSettings};
 use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -112,16 +112,27 @@ pub fn paged_at(at: *const u8) -> Option<&'static Paged> {
 
 impl Paged {
     fn start(settings: Settings) -> Result<Paged, String> {
-        let settings = Settings { embedded: settings.embedded.min(private::room()), ..settings };
-        let store = settings.open_store(Arc::new(log))?;
+        let settings = match settings.store {
+            StoreSettings::Inside(bytes) => {
+                let store = StoreSettings::Inside(bytes.min(private::room()));
+                Settings { store, ..settings }
+            }
+            _ => settings,
+        };
+        let defaults = PagerOptions::resident(settings.resident.0);
         let options = PagerOptions {
             overcommit: true,
             log: Some(Arc::new(log)),
             spin: settings.spin,
             eviction_method: settings.eviction_method,
             keep_awake: settings.keep_awake,
-            ..PagerOptions::resident(settings.resident.0)
+            unreachable_limit: settings
+                .store
+                .unreachable_limit()
+                .unwrap_or(defaults.unreachable_limit),
+            ..defaults
         };
+        let store = settings.store.open(Some(Arc::new(log)))?;
         let region = RemoteRegion::map(store, settings.address_space.0, options);
         let region = ManuallyDrop::new(region.map_err(|error| error.to_string())?);
         let pages = region.len() / PAGE_BYTES;
@@ -196,7 +207,7 @@ impl Paged {
     fn restart(&self) -> Result<(), String> {
         let store = match self.region.is_store_inherited() {
             true => None,
-            false => Some(self.settings.open_store(Arc::new(log))?),
+            false => Some(self.settings.store.open(Some(Arc::new(log)))?),
         };
         self.region.restart_in_child(store).map_err(|error| error.to_string())
     }

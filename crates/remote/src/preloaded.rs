@@ -4,6 +4,7 @@
 use crate::client::cluster::{self, Cluster};
 use crate::pager::{EvictionMethod, Log};
 use crate::store::embedded::EmbeddedStore;
+use crate::store::redis::{EngineOptions, EngineTls, RedisStore};
 use crate::store::{PageStore, StoreError};
 use crate::tls::{ClientTls, Files};
 use pagetax_core::units::Bytes;
@@ -19,6 +20,7 @@ const EVICTION: &str = "PAGETAX_REMOTE_EVICTION";
 const AWAKE: &str = "PAGETAX_REMOTE_AWAKE";
 const STATS: &str = "PAGETAX_REMOTE_STATS";
 const EMBEDDED: &str = "PAGETAX_REMOTE_EMBEDDED";
+const STORE: &str = "PAGETAX_REMOTE_STORE";
 const SERVERS: &str = "PAGETAX_REMOTE_SERVERS";
 const DISCOVER: &str = "PAGETAX_REMOTE_DISCOVER";
 const COPIES: &str = "PAGETAX_REMOTE_COPIES";
@@ -31,7 +33,7 @@ const INSECURE: &str = "PAGETAX_REMOTE_INSECURE";
 const PROGRAM: &str = "PAGETAX_REMOTE_PROGRAM";
 
 /// The names of all variables that carry settings.
-pub const VARIABLES: [&str; 17] = [
+pub const VARIABLES: [&str; 18] = [
     RESIDENT,
     ADDRESS_SPACE,
     SPIN_US,
@@ -39,6 +41,7 @@ pub const VARIABLES: [&str; 17] = [
     AWAKE,
     STATS,
     EMBEDDED,
+    STORE,
     SERVERS,
     DISCOVER,
     COPIES,
@@ -70,6 +73,44 @@ pub struct ServerSettings {
     pub insecure: bool,
 }
 
+/// A Redis or Valkey server or cluster to use, and the settings of its client.
+#[derive(Clone, PartialEq, Eq)]
+pub struct EngineSettings {
+    /// The address, as [`EngineOptions::url`]. It may have a password, and must not be shown.
+    pub url: String,
+    /// The number of copies of each page, on as many masters.
+    pub copies: usize,
+    /// The time without a reply after which an access to a page fails.
+    pub unreachable: Duration,
+    /// The files for TLS.
+    pub tls: EngineTls,
+    /// True to use servers beyond loopback without TLS, on a trusted network.
+    pub insecure: bool,
+}
+
+impl std::fmt::Debug for EngineSettings {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("EngineSettings").field("copies", &self.copies).finish_non_exhaustive()
+    }
+}
+
+/// The store that pages are evicted to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StoreSettings {
+    /// Compressed inside the process, in at most so many bytes.
+    Inside(Bytes),
+    /// On our own memory servers.
+    Servers(ServerSettings),
+    /// In Redis or Valkey.
+    Engine(EngineSettings),
+}
+
+impl Default for StoreSettings {
+    fn default() -> StoreSettings {
+        StoreSettings::Inside(Bytes(64 << 30))
+    }
+}
+
 /// The settings of a process that is paged.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
@@ -83,10 +124,8 @@ pub struct Settings {
     pub eviction_method: EvictionMethod,
     /// True to keep idle CPUs awake while there are many faults.
     pub keep_awake: bool,
-    /// The servers to evict to; `None` for a compressed store inside the process.
-    pub servers: Option<ServerSettings>,
-    /// The size of the store inside the process.
-    pub embedded: Bytes,
+    /// The store to evict to.
+    pub store: StoreSettings,
     /// True to print at the end what was paged.
     pub stats: bool,
     /// The number of the process that was to be paged. Other processes inherited these settings
@@ -103,8 +142,7 @@ impl Settings {
             spin: Duration::ZERO,
             eviction_method: EvictionMethod::Moved,
             keep_awake: false,
-            servers: None,
-            embedded: Bytes(64 << 30),
+            store: StoreSettings::default(),
             stats: false,
             program: None,
         }
@@ -116,13 +154,12 @@ impl Settings {
             (RESIDENT, self.resident.0.to_string().into()),
             (ADDRESS_SPACE, self.address_space.0.to_string().into()),
             (SPIN_US, self.spin.as_micros().to_string().into()),
-            (EMBEDDED, self.embedded.0.to_string().into()),
             (STATS, u64::from(self.stats).to_string().into()),
             (AWAKE, u64::from(self.keep_awake).to_string().into()),
             (EVICTION, self.eviction_method.name().into()),
         ];
         variables.extend(self.program.map(|number| (PROGRAM, number.to_string().into())));
-        variables.extend(self.servers.iter().flat_map(ServerSettings::to_environment));
+        variables.extend(self.store.to_environment());
         variables
     }
 
@@ -144,29 +181,102 @@ impl Settings {
         if let Some(micros) = number(SPIN_US)? {
             settings.spin = Duration::from_micros(micros);
         }
-        if let Some(bytes) = number(EMBEDDED)? {
-            settings.embedded = Bytes(bytes);
-        }
         if let Some(name) = text(EVICTION)? {
             let no_way = || format!("{EVICTION}={name}: write moved, cheapest or copied");
             settings.eviction_method = EvictionMethod::named(&name).ok_or_else(no_way)?;
         }
-        settings.keep_awake = number(AWAKE)?.is_some_and(|wanted| wanted > 0);
-        settings.stats = number(STATS)?.is_some_and(|wanted| wanted > 0);
+        settings.keep_awake = is_set(AWAKE)?;
+        settings.stats = is_set(STATS)?;
         settings.program = number(PROGRAM)?.map(|number| number as u32);
-        settings.servers = ServerSettings::from_environment()?;
+        settings.store = StoreSettings::from_environment()?;
         Ok(Some(settings))
     }
+}
 
-    /// Opens the store that these settings name. The store logs events that its owner should see.
+impl StoreSettings {
+    fn to_environment(&self) -> Vec<(&'static str, OsString)> {
+        match self {
+            StoreSettings::Inside(bytes) => vec![(EMBEDDED, bytes.0.to_string().into())],
+            StoreSettings::Servers(servers) => servers.to_environment(),
+            StoreSettings::Engine(engine) => engine.to_environment(),
+        }
+    }
+
+    fn from_environment() -> Result<StoreSettings, String> {
+        if let Some(engine) = EngineSettings::from_environment()? {
+            return Ok(StoreSettings::Engine(engine));
+        }
+        let servers = ServerSettings::from_environment()?.map(StoreSettings::Servers);
+        let inside = number(EMBEDDED)?.map(|bytes| StoreSettings::Inside(Bytes(bytes)));
+        Ok(servers.or(inside).unwrap_or_default())
+    }
+
+    /// Opens the store. It logs events that its owner should see.
     ///
     /// # Errors
     /// A line for the user, if the store cannot be opened.
-    pub fn open_store(&self, log: Log) -> Result<Arc<dyn PageStore>, String> {
-        match &self.servers {
-            None => Ok(Arc::new(EmbeddedStore::new(self.embedded))),
-            Some(servers) => Ok(Arc::new(servers.connect(Some(log))?)),
+    pub fn open(&self, log: Option<Log>) -> Result<Arc<dyn PageStore>, String> {
+        Ok(match self {
+            StoreSettings::Inside(bytes) => Arc::new(EmbeddedStore::new(*bytes)),
+            StoreSettings::Servers(servers) => Arc::new(servers.connect(log)?),
+            StoreSettings::Engine(engine) => Arc::new(engine.connect(log)?),
+        })
+    }
+
+    /// Returns the time for which the pager waits for a store that does not answer; none if the store itself
+    /// waits.
+    pub fn unreachable_limit(&self) -> Option<Duration> {
+        match self {
+            StoreSettings::Engine(engine) => Some(engine.unreachable),
+            _ => None,
         }
+    }
+}
+
+impl EngineSettings {
+    fn to_environment(&self) -> Vec<(&'static str, OsString)> {
+        let mut variables = vec![
+            (STORE, self.url.clone().into()),
+            (COPIES, self.copies.to_string().into()),
+            (UNREACHABLE_MS, self.unreachable.as_millis().to_string().into()),
+            (INSECURE, u64::from(self.insecure).to_string().into()),
+        ];
+        let client = self.tls.client.iter();
+        variables.extend(client.flat_map(|(certificate, key)| {
+            [(TLS_CERTIFICATE, certificate.into()), (TLS_KEY, key.into())]
+        }));
+        variables.extend(self.tls.authority.iter().map(|file| (TLS_AUTHORITY, file.into())));
+        variables
+    }
+
+    fn from_environment() -> Result<Option<EngineSettings>, String> {
+        let Some(url) = text(STORE)?.filter(|url| !url.is_empty()) else { return Ok(None) };
+        let path = |name| std::env::var_os(name).map(PathBuf::from);
+        Ok(Some(EngineSettings {
+            url,
+            copies: number(COPIES)?.unwrap_or(1) as usize,
+            unreachable: unreachable()?,
+            tls: EngineTls {
+                authority: path(TLS_AUTHORITY),
+                client: path(TLS_CERTIFICATE).zip(path(TLS_KEY)),
+            },
+            insecure: is_set(INSECURE)?,
+        }))
+    }
+
+    /// Connects a client to this server or cluster.
+    ///
+    /// # Errors
+    /// A line for the user, if the client cannot connect.
+    pub fn connect(&self, log: Option<Log>) -> Result<RedisStore, String> {
+        let options = EngineOptions {
+            copies: self.copies,
+            tls: self.tls.clone(),
+            insecure: self.insecure,
+            log,
+            ..EngineOptions::new(self.url.clone())
+        };
+        RedisStore::connect(options).map_err(|error| error.to_string())
     }
 }
 
@@ -192,7 +302,7 @@ impl ServerSettings {
 
     fn from_environment() -> Result<Option<ServerSettings>, String> {
         let named = text(SERVERS)?.unwrap_or_default();
-        let discover = number(DISCOVER)?.is_some_and(|wanted| wanted > 0);
+        let discover = is_set(DISCOVER)?;
         if named.is_empty() && !discover {
             return Ok(None);
         }
@@ -210,11 +320,10 @@ impl ServerSettings {
             named: named.split(',').filter(|name| !name.is_empty()).map(String::from).collect(),
             discover,
             copies: number(COPIES)?.unwrap_or(1) as usize,
-            unreachable: number(UNREACHABLE_MS)?
-                .map_or(cluster::UNREACHABLE, Duration::from_millis),
+            unreachable: unreachable()?,
             tls,
             tls_name: text(TLS_NAME)?,
-            insecure: number(INSECURE)?.is_some_and(|wanted| wanted > 0),
+            insecure: is_set(INSECURE)?,
         }))
     }
 
@@ -238,6 +347,14 @@ impl ServerSettings {
     }
 }
 
+fn is_set(name: &str) -> Result<bool, String> {
+    Ok(number(name)?.is_some_and(|wanted| wanted > 0))
+}
+
+fn unreachable() -> Result<Duration, String> {
+    Ok(number(UNREACHABLE_MS)?.map_or(cluster::UNREACHABLE, Duration::from_millis))
+}
+
 fn text(name: &str) -> Result<Option<String>, String> {
     let value = std::env::var_os(name).map(OsString::into_string).transpose();
     value.map_err(|text| format!("{name}={}: not UTF-8", text.display()))
@@ -258,9 +375,8 @@ mod tests {
         let file = |name: &str| PathBuf::from(name);
         let tls = Files { certificate: file("a"), key: file("b"), authority: file("c") };
         let (tls, tls_name) = (Some(tls), Some("name".into()));
-        let named = vec!["a:1".to_string(), "b".to_string()];
-        let servers = Some(ServerSettings {
-            named,
+        let servers = StoreSettings::Servers(ServerSettings {
+            named: vec!["a:1".to_string(), "b".to_string()],
             discover: true,
             copies: 2,
             unreachable: cluster::UNREACHABLE,
@@ -268,9 +384,20 @@ mod tests {
             tls_name,
             insecure: false,
         });
-        let settings = Settings { servers, program: Some(1), ..Settings::resident(Bytes(1 << 20)) };
+        let engine = StoreSettings::Engine(EngineSettings {
+            url: "valkey://a".into(),
+            copies: 2,
+            unreachable: cluster::UNREACHABLE,
+            tls: EngineTls::default(),
+            insecure: false,
+        });
+        let names = |store: StoreSettings| {
+            let settings =
+                Settings { store, program: Some(1), ..Settings::resident(Bytes(1 << 20)) };
+            settings.to_environment().into_iter().map(|(name, _)| name)
+        };
         let set: std::collections::BTreeSet<_> =
-            settings.to_environment().into_iter().map(|(name, _)| name).collect();
+            [servers, engine, StoreSettings::default()].into_iter().flat_map(names).collect();
         assert_eq!(set, VARIABLES.into_iter().collect());
     }
 }

@@ -129,6 +129,11 @@ pub trait PageStore: Send + Sync {
     /// `2 copies on a:7070, b:7070`.
     fn describe(&self) -> String;
 
+    /// Returns lines for the user on what is not as it should be, such as a server that is down.
+    fn warnings(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// Returns the number of pages that the store holds and can take.
     ///
     /// # Errors

@@ -6,6 +6,7 @@
 mod bills;
 mod collection;
 mod diagnose;
+mod engine;
 mod faults;
 mod live;
 mod null;

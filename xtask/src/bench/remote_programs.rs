@@ -2,6 +2,7 @@
 //! without, and in a cgroup with swap on disk and on zram. What they print must be what they print with
 //! all the memory they like.
 
+use super::engine::Engine;
 use super::remote::{Findings, two_servers};
 use super::swap::{KILLED, Swap, run_limited};
 use crate::shell;
@@ -62,11 +63,19 @@ pub fn run(findings: &mut Findings, pagetax: &str, folder: &Path, names: &[&str]
     let servers = two_servers(&pagetax)?;
     let remote = format!("{pagetax} remote --resident {LIMIT_MIB}M");
     let both = format!("{},{}", servers[0].address, servers[1].address);
-    let ours = [
-        ("pagetax, 2 servers, 2 copies", format!("{remote} --servers {both} --copies 2 --")),
-        ("the same, --awake", format!("{remote} --servers {both} --copies 2 --awake --")),
-        ("pagetax, compressed inside", format!("{remote} --")),
+    let mut ours = vec![
+        ("pagetax, 2 servers, 2 copies".into(), format!("{remote} --servers {both} --copies 2 --")),
+        ("the same, --awake".into(), format!("{remote} --servers {both} --copies 2 --awake --")),
+        ("pagetax, compressed inside".into(), format!("{remote} --")),
     ];
+    let engine = Engine::start(&folder)?;
+    if let Some(Engine { name, url, .. }) = &engine {
+        let way = |copies: u8| {
+            let tool = format!("{remote} --store {url} --copies {copies} --");
+            (format!("{name}, 3 servers, copies: {copies}"), tool)
+        };
+        ours.extend([way(1), way(2)]);
+    }
     for (name, needs, script) in PROGRAMS.iter().filter(|(name, ..)| names.contains(name)) {
         if !shell::has(needs) && !Path::new(needs).exists() {
             findings.row(&[name, "not installed"], json!({"program": name}));

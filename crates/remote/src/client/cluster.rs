@@ -68,27 +68,6 @@ impl Cluster {
         self.shared.replicator().up().len()
     }
 
-    /// Returns warnings for the user, a line each: servers that run on the same machine. Empty
-    /// without replicas to lose together (`copies` below 2).
-    pub fn warnings(&self) -> Vec<String> {
-        if self.shared.options.copies < 2 {
-            return Vec::new();
-        }
-        let peers = self.shared.peers.read().unwrap_or_else(PoisonError::into_inner);
-        let up = self.shared.replicator().up();
-        let reached: Vec<&Arc<Peer>> =
-            (0..).zip(peers.iter()).filter(|(id, _)| up.has(*id)).map(|(_, peer)| peer).collect();
-        let machine = |peer: &Peer| peer.machine.load(Ordering::Relaxed);
-        let lines = reached.iter().enumerate().filter_map(|(at, peer)| {
-            let other = reached[..at].iter().find(|other| machine(other) == machine(peer))?;
-            Some(format!(
-                "{} and {} run on one machine: whatever takes it down takes both replicas of a page",
-                other.endpoint.label, peer.endpoint.label
-            ))
-        });
-        lines.collect()
-    }
-
     /// Returns the number of chunk replicas that are still missing until no chunk is
     /// under-replicated.
     pub fn replicas_missing(&self) -> u64 {
@@ -106,6 +85,27 @@ impl PageStore for Cluster {
         let labels: Vec<&str> = peers.iter().map(|peer| peer.endpoint.label.as_str()).collect();
         let (copies, labels) = (self.shared.options.copies, labels.join(", "));
         format!("{copies} {} on {labels}", if copies == 1 { "copy" } else { "copies" })
+    }
+
+    /// Returns warnings for the user, a line each: servers that run on the same machine. Empty
+    /// without replicas to lose together (`copies` below 2).
+    fn warnings(&self) -> Vec<String> {
+        if self.shared.options.copies < 2 {
+            return Vec::new();
+        }
+        let peers = self.shared.peers.read().unwrap_or_else(PoisonError::into_inner);
+        let up = self.shared.replicator().up();
+        let reached: Vec<&Arc<Peer>> =
+            (0..).zip(peers.iter()).filter(|(id, _)| up.has(*id)).map(|(_, peer)| peer).collect();
+        let machine = |peer: &Peer| peer.machine.load(Ordering::Relaxed);
+        let lines = reached.iter().enumerate().filter_map(|(at, peer)| {
+            let other = reached[..at].iter().find(|other| machine(other) == machine(peer))?;
+            Some(format!(
+                "{} and {} run on one machine: whatever takes it down takes both replicas of a page",
+                other.endpoint.label, peer.endpoint.label
+            ))
+        });
+        lines.collect()
     }
 
     fn capacity(&self) -> Result<Capacity, StoreError> {

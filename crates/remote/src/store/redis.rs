@@ -3,41 +3,89 @@
 //!
 //! Invariants: the client refuses an engine that may evict its keys. Neighbouring pages are in one
 //! hash, so that a run is one command or two. Keys expire unless this process renews them, so the
-//! keys of a crashed process do not stay for ever. No address that is shown contains the password.
+//! keys of a crashed process do not stay for ever. No text that is shown contains the password.
 //!
-//! The engine acknowledges a put before its replicas have it, so a failover may lose pages. The MAC
-//! shows the loss, and the pages are reported as lost.
+//! The engine acknowledges a put before its replicas have it, so a failover may lose pages: `WAIT`
+//! does not change that. With copies, each hash has as many keys, on different masters. The MAC
+//! shows a loss; another copy then serves the page, and without one it is reported as lost.
 
-use super::{
-    Capacity, PageReader, PageStore, PageWriter, PutRun, RegionId, StoreError, check_discard,
-    check_get, check_put,
-};
-use crate::page::{PAGE_BYTES, PageMac, PageRun};
+mod address;
+mod placement;
+mod renewer;
+mod session;
+
+pub use address::EngineTls;
+
+use super::{Capacity, PageReader, PageStore, PageWriter, RegionId, StoreError};
+use crate::pager::Log;
 use crate::random;
-use redis::cluster::{ClusterClient, ClusterConnection};
-use redis::{
-    Cmd, Connection, ErrorKind, FromRedisValue, IntoConnectionInfo, RedisError, RedisResult,
-};
+use address::Address;
+use placement::{Salts, SlotMap};
+use redis::{Cmd, ErrorKind, FromRedisValue, RedisError, RedisResult, ServerErrorKind};
+use session::{RedisLink, RedisSession};
 use std::collections::{BTreeMap, HashMap};
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+/// The most copies of a page.
+pub const COPIES_MAX: usize = 3;
 /// The number of pages of a hash.
 const TAG_PAGES: u64 = 64;
 /// The memory that the engine needs for a page: its allocator's next size above 4 KiB, key and
 /// entry. It serves to estimate how many pages fit before any is stored.
 const STORED_BYTES: u64 = 5300;
-/// The timeout of the connect and of each command.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// The time to live of pages that nobody renews: a client that is stopped for longer loses them.
-const LIFE: Duration = Duration::from_secs(3600);
-/// The interval between two renewals of all pages.
-const RENEW_EVERY: Duration = Duration::from_secs(600);
+/// The time to live of pages whose process is about to end, and the interval of their renewal until then.
+const LIFE_AT_END: Duration = Duration::from_secs(30);
+const RENEW_AT_END: Duration = Duration::from_secs(5);
+/// The most commands that are under way at a time when whole regions are dropped or renewed.
+const BATCH: usize = 256;
 
-/// A store in Redis or Valkey at `redis://host:port`. Several addresses belong to one cluster.
+/// The settings of a store in Redis or Valkey.
+#[derive(Clone)]
+pub struct EngineOptions {
+    /// The address: `valkey://[[USER]:PASSWORD@]HOST[:PORT],…`. Several hosts belong to one cluster.
+    /// `redis://` is the same; `valkeys://` and `rediss://` ask for TLS.
+    pub url: String,
+    /// The number of copies of each page, on as many masters: 1 to [`COPIES_MAX`].
+    pub copies: usize,
+    /// The files for TLS.
+    pub tls: EngineTls,
+    /// True to use servers beyond loopback without TLS. Anybody on the path can then read and
+    /// change the pages.
+    pub insecure: bool,
+    /// The timeout of the connect and of each command.
+    pub answer_within: Duration,
+    /// The time to live of pages that nobody renews: a client that is stopped for longer loses them.
+    pub life: Duration,
+    /// The interval between two renewals of all pages.
+    pub renew_every: Duration,
+    /// The interval between two looks at the slots of the cluster, if there are copies.
+    pub check_every: Duration,
+    /// The receiver of log lines, such as those on copies that are moved.
+    pub log: Option<Log>,
+}
+
+impl EngineOptions {
+    /// Returns the default settings for this address.
+    pub fn new(url: impl Into<String>) -> EngineOptions {
+        EngineOptions {
+            url: url.into(),
+            copies: 1,
+            tls: EngineTls::default(),
+            insecure: false,
+            answer_within: Duration::from_secs(5),
+            life: Duration::from_secs(3600),
+            renew_every: Duration::from_secs(600),
+            check_every: Duration::from_secs(1),
+            log: None,
+        }
+    }
+}
+
+/// A store in Redis or Valkey.
 #[derive(Debug)]
 pub struct RedisStore {
     shared: Arc<RedisState>,
@@ -45,119 +93,95 @@ pub struct RedisStore {
 }
 
 struct RedisState {
-    /// The addresses, with passwords: they must not be shown.
-    urls: Vec<String>,
-    /// The time to live of pages; `renew_every` is the interval of their renewal.
-    life: Duration,
-    renew_every: Duration,
+    address: Address,
+    options: EngineOptions,
     stopped: Mutex<bool>,
     stop: Condvar,
+    /// The name that the engine gives itself.
+    engine: &'static str,
     is_cluster: bool,
     /// The prefix of all keys, drawn by each store so that no other store uses them.
     prefix: String,
     regions: Mutex<HashMap<RegionId, RedisRegion>>,
     next_region: AtomicU64,
+    /// True once the process is about to end.
+    is_ending: AtomicBool,
+    /// The slots of the cluster, as they were last seen.
+    slots: Mutex<Arc<SlotMap>>,
 }
 
 impl std::fmt::Debug for RedisState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("RedisState").field("at", &self.label()).finish_non_exhaustive()
+        f.debug_struct("RedisState").field("at", &self.address.label()).finish_non_exhaustive()
     }
 }
 
 #[derive(Debug)]
 struct RedisRegion {
     pages: u64,
-    /// The hashes into which pages were put.
-    used: BTreeMap<u64, Life>,
+    /// The hashes into which pages were put, by tag.
+    used: BTreeMap<u64, Hash>,
 }
 
-/// The expiry of a hash.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Life {
-    Limited,
-    /// A discard may have emptied the hash, which deletes it. A new hash of that name has no limit
-    /// yet.
-    Unlimited,
-}
-
-enum RedisLink {
-    Single(Box<Connection>),
-    Cluster(Box<ClusterConnection>),
+/// A hash of up to [`TAG_PAGES`] pages, and its copies.
+#[derive(Debug, Clone, Copy, Default)]
+struct Hash {
+    /// True if all copies expire. A discard may have emptied the hash, which deletes it. A new hash
+    /// of that name has no limit yet.
+    expires: bool,
+    salts: Salts,
+    /// The number of puts that are under way. Copies do not move meanwhile.
+    puts: u32,
 }
 
 impl RedisStore {
     /// Connects, and checks that the engine does not evict keys.
     ///
     /// # Errors
-    /// If the engine is not reachable, or may evict pages.
-    pub fn connect(urls: &[String]) -> Result<RedisStore, StoreError> {
-        RedisStore::connect_with(urls, LIFE, RENEW_EVERY)
-    }
-
-    /// Connects, for pages with the time to live `life` that are renewed every `renew_every`.
-    ///
-    /// # Errors
-    /// As [`RedisStore::connect`].
-    pub fn connect_with(
-        urls: &[String],
-        life: Duration,
-        renew_every: Duration,
-    ) -> Result<RedisStore, StoreError> {
-        let cannot = |source| StoreError::Unreachable { server: label(urls), source };
+    /// If the engine is not reachable, may evict pages, or has fewer masters than there are copies.
+    pub fn connect(options: EngineOptions) -> Result<RedisStore, StoreError> {
+        let address = Address::parse(&options.url, &options.tls, options.answer_within)?;
+        let server = || address.label();
+        let cannot = |source| StoreError::Unreachable { server: server(), source };
         let random: [u8; 8] = random::bytes().map_err(cannot)?;
         let mut shared = RedisState {
-            urls: urls.to_vec(),
-            life,
-            renew_every,
-            stopped: Mutex::new(false),
-            stop: Condvar::new(),
+            engine: "Redis",
             is_cluster: false,
             prefix: format!("pagetax:{:016x}", u64::from_le_bytes(random)),
             regions: Mutex::default(),
             next_region: AtomicU64::new(1),
+            stopped: Mutex::new(false),
+            stop: Condvar::new(),
+            is_ending: AtomicBool::new(false),
+            slots: Mutex::new(Arc::new(SlotMap::parse(""))),
+            address: address.clone(),
+            options,
         };
-        let first = shared.urls.first().ok_or(StoreError::BadRequest("no address of Redis"))?;
-        let info: String = shared.ask_node(first, redis::cmd("INFO").arg("cluster"))?;
-        shared.is_cluster = field(&info, "cluster_enabled") == Some("1");
-        for node in shared.nodes()? {
-            let info = shared.memory_info(&node)?;
-            // Policies that evict only keys with a time to live would evict ours.
-            let policy = field(&info, "maxmemory_policy").unwrap_or("unknown");
-            if policy != "noeviction" {
-                return Err(StoreError::Refused {
-                    server: label(&[node]),
-                    why: format!(
-                        "its maxmemory-policy is {policy}, so it may drop pages; set it to \
-                         noeviction"
-                    ),
-                });
-            }
+        shared.check_path(&address)?;
+        let info: String = shared.ask_node(&address, redis::cmd("INFO").arg("server"))?;
+        if field(&info, "server_name") == Some("valkey") {
+            shared.engine = "Valkey";
         }
+        let info: String = shared.ask_node(&address, redis::cmd("INFO").arg("cluster"))?;
+        shared.is_cluster = field(&info, "cluster_enabled") == Some("1");
+        if shared.is_cluster {
+            shared.look_at_slots()?;
+        }
+        let masters = if shared.is_cluster { shared.slots().masters_with_slots() } else { 1 };
+        if masters < shared.options.copies {
+            let why = format!(
+                "it has {masters} masters with slots, and {} copies need as many; use fewer copies or a larger \
+                 cluster",
+                shared.options.copies
+            );
+            return Err(StoreError::Refused { server: server(), why });
+        }
+        shared.nodes()?.iter().try_for_each(|node| shared.check_node(node))?;
         let shared = Arc::new(shared);
         let renewing = shared.clone();
         let renewer =
             crate::threads::spawn("pagetax-renew", move || renewing.renew()).map_err(cannot)?;
         Ok(RedisStore { shared, renewer: Some(renewer) })
-    }
-}
-
-/// Returns the addresses as they may be shown: without user and password.
-fn label(urls: &[String]) -> String {
-    let shown = |url: &String| match url.as_str().into_connection_info() {
-        Ok(info) => info.addr().to_string(),
-        Err(_) => "an address that is none".into(),
-    };
-    urls.iter().map(shown).collect::<Vec<_>>().join(", ")
-}
-
-/// Returns the URL of another node of a cluster. It has the node's address, and the scheme and the
-/// password of the given URL.
-fn url_of_node(given: &str, address: &str) -> String {
-    let (scheme, rest) = given.split_once("://").unwrap_or(("redis", given));
-    match rest.split('/').next().and_then(|authority| authority.rsplit_once('@')) {
-        Some((credentials, _)) => format!("{scheme}://{credentials}@{address}"),
-        None => format!("{scheme}://{address}"),
     }
 }
 
@@ -168,134 +192,197 @@ fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
 }
 
 impl RedisState {
-    fn label(&self) -> String {
-        label(&self.urls)
-    }
-
-    /// Renews all pages at intervals until the store ends. A failed renewal is tried again at the
-    /// next interval, well before the pages expire.
-    fn renew(self: Arc<Self>) {
-        let mut stopped = self.stopped.lock().unwrap_or_else(PoisonError::into_inner);
-        while !*stopped {
-            let waited = self.stop.wait_timeout(stopped, self.renew_every);
-            stopped = waited.unwrap_or_else(PoisonError::into_inner).0;
-            if !*stopped {
-                drop(stopped);
-                let _ = self.renew_once();
-                stopped = self.stopped.lock().unwrap_or_else(PoisonError::into_inner);
-            }
+    /// Refuses servers beyond loopback without TLS.
+    fn check_path(&self, address: &Address) -> Result<(), StoreError> {
+        match self.options.insecure || address.is_tls() || address.is_loopback() {
+            true => Ok(()),
+            false => Err(StoreError::Insecure { server: address.label() }),
         }
     }
 
-    fn renew_once(self: &Arc<Self>) -> Result<(), StoreError> {
-        let tags: Vec<(RegionId, u64)> = self
-            .regions()
-            .iter()
-            .flat_map(|(id, region)| region.used.keys().map(|tag| (*id, *tag)))
-            .collect();
-        let mut user = RedisSession::new(self.clone())?;
-        tags.into_iter().try_for_each(|(region, tag)| user.renew(region, tag))
+    /// Refuses a server that may evict pages.
+    fn check_node(&self, node: &Address) -> Result<(), StoreError> {
+        self.check_path(node)?;
+        let info = self.memory_info(node)?;
+        // Policies that evict only keys with a time to live would evict ours.
+        match field(&info, "maxmemory_policy").unwrap_or("unknown") {
+            "noeviction" => Ok(()),
+            policy => Err(StoreError::Refused {
+                server: node.label(),
+                why: format!(
+                    "its maxmemory-policy is {policy}, so it may drop pages; set it to noeviction"
+                ),
+            }),
+        }
     }
 
     fn regions(&self) -> MutexGuard<'_, HashMap<RegionId, RedisRegion>> {
         self.regions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn slots(&self) -> Arc<SlotMap> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Asks the cluster which master has which slots.
+    fn look_at_slots(&self) -> Result<(), StoreError> {
+        let known = self.slots();
+        let known_nodes =
+            known.masters.iter().map(|(host, port)| self.address.of_node(host, *port));
+        let mut answer = self.ask_node::<String>(&self.address, redis::cmd("CLUSTER").arg("NODES"));
+        for node in known_nodes {
+            if answer.is_ok() {
+                break;
+            }
+            answer = self.ask_node(&node, redis::cmd("CLUSTER").arg("NODES"));
+        }
+        let now = SlotMap::parse(&answer?);
+        *self.slots.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(now);
+        Ok(())
+    }
+
     fn region_pages(&self, id: RegionId) -> Result<u64, StoreError> {
         self.regions().get(&id).map(|region| region.pages).ok_or(StoreError::NoRegion(id))
     }
 
+    /// Returns the error for the caller. One that may pass is [`StoreError::Unreachable`], which the
+    /// pager waits for.
     fn error(&self, error: RedisError) -> StoreError {
-        let server = self.label();
-        match error.kind() {
-            ErrorKind::Io => StoreError::Unreachable { server, source: io::Error::other(error) },
-            _ if error.code() == Some("OOM") => StoreError::Full { pages_asked: 1, pages_free: 0 },
+        let server = self.address.label();
+        let may_pass = match error.kind() {
+            ErrorKind::Io
+            | ErrorKind::ClusterConnectionNotFound
+            | ErrorKind::AuthenticationFailed => true,
+            ErrorKind::Server(kind) => matches!(
+                kind,
+                ServerErrorKind::BusyLoading
+                    | ServerErrorKind::Moved
+                    | ServerErrorKind::Ask
+                    | ServerErrorKind::TryAgain
+                    | ServerErrorKind::ClusterDown
+                    | ServerErrorKind::MasterDown
+                    | ServerErrorKind::ReadOnly
+            ),
+            _ => false,
+        };
+        // The error of a pipeline has no code of its own.
+        let of_server = error.clone().into_server_errors();
+        let code = of_server.as_ref().and_then(|errors| errors.first()?.1.code().into());
+        match code {
+            Some("OOM") => StoreError::Full { pages_asked: 1, pages_free: 0 },
+            _ if may_pass => StoreError::Unreachable { server, source: io::Error::other(error) },
             _ => StoreError::Refused { server, why: error.to_string() },
         }
     }
 
-    fn open_node(&self, url: &str) -> Result<Connection, StoreError> {
-        let open = || -> RedisResult<Connection> {
-            let connection = redis::Client::open(url)?.get_connection_with_timeout(PATIENCE)?;
-            connection.set_read_timeout(Some(PATIENCE))?;
-            connection.set_write_timeout(Some(PATIENCE))?;
-            Ok(connection)
-        };
-        open().map_err(|error| self.error(error))
+    fn ask_node<T: FromRedisValue>(&self, node: &Address, command: &Cmd) -> Result<T, StoreError> {
+        let ask = || command.query(&mut node.connect()?);
+        ask().map_err(|error: RedisError| match error.kind() {
+            // At the start, a wrong password or certificate is a mistake.
+            ErrorKind::AuthenticationFailed => {
+                StoreError::Refused { server: node.label(), why: error.to_string() }
+            }
+            _ => self.error(error),
+        })
     }
 
-    fn ask_node<T: FromRedisValue>(&self, url: &str, command: &Cmd) -> Result<T, StoreError> {
-        command.query(&mut self.open_node(url)?).map_err(|error| self.error(error))
+    fn memory_info(&self, node: &Address) -> Result<String, StoreError> {
+        self.ask_node(node, redis::cmd("INFO").arg("memory"))
     }
 
-    fn memory_info(&self, url: &str) -> Result<String, StoreError> {
-        self.ask_node(url, redis::cmd("INFO").arg("memory"))
-    }
-
-    /// Returns the addresses of all primaries.
-    fn nodes(&self) -> Result<Vec<String>, StoreError> {
-        let first = &self.urls[0];
+    /// Returns the addresses of all masters.
+    fn nodes(&self) -> Result<Vec<Address>, StoreError> {
         if !self.is_cluster {
-            return Ok(vec![first.clone()]);
+            return Ok(vec![self.address.clone()]);
         }
-        let nodes: String = self.ask_node(first, redis::cmd("CLUSTER").arg("NODES"))?;
-        // Each line: id, host:port@bus, flags, …
-        let primary = |line: &str| {
-            let mut words = line.split(' ').skip(1);
-            let (address, flags) = (words.next()?, words.next()?);
-            let address = address.split('@').next()?;
-            let usable = flags.contains("master") && !flags.contains("fail");
-            usable.then(|| url_of_node(first, address))
-        };
-        Ok(nodes.lines().filter_map(primary).collect())
+        self.look_at_slots()?;
+        let of = |(host, port): &(String, u16)| self.address.of_node(host, *port);
+        Ok(self.slots().masters.iter().map(of).collect())
     }
 
     fn capacity(&self) -> Result<Capacity, StoreError> {
         let mut capacity = Capacity::default();
+        let stored = STORED_BYTES * self.options.copies as u64;
         for node in self.nodes()? {
             let info = self.memory_info(&node)?;
             let number = |name| field(&info, name).and_then(|text| text.parse::<u64>().ok());
             let limit = number("maxmemory").filter(|limit| *limit > 0);
             let limit = limit.or(number("total_system_memory")).unwrap_or(0);
             let used = number("used_memory").unwrap_or(limit);
-            capacity.pages_total += limit / STORED_BYTES;
-            capacity.pages_free += limit.saturating_sub(used) / STORED_BYTES;
+            capacity.pages_total += limit / stored;
+            capacity.pages_free += limit.saturating_sub(used) / stored;
         }
         Ok(capacity)
     }
 
     fn open(&self) -> Result<RedisLink, StoreError> {
-        if !self.is_cluster {
-            return Ok(RedisLink::Single(Box::new(self.open_node(&self.urls[0])?)));
-        }
-        let open = || -> RedisResult<ClusterConnection> {
-            let connection = ClusterClient::new(self.urls.clone())?.get_connection()?;
-            connection.set_read_timeout(Some(PATIENCE))?;
-            connection.set_write_timeout(Some(PATIENCE))?;
-            Ok(connection)
+        let open = || -> RedisResult<RedisLink> {
+            Ok(match self.is_cluster {
+                false => RedisLink::Single(Box::new(self.address.connect()?)),
+                true => RedisLink::Cluster(Box::new(self.address.connect_cluster()?)),
+            })
         };
-        Ok(RedisLink::Cluster(Box::new(open().map_err(|error| self.error(error))?)))
+        open().map_err(|error| self.error(error))
     }
 
-    /// Returns the key of the hash that has the pages of this tag.
-    fn key(&self, region: RegionId, tag: u64) -> String {
-        format!("{}:{region}:{tag}", self.prefix)
+    /// Returns the key of one copy of the hash that has the pages of this tag.
+    fn key(&self, region: RegionId, tag: u64, salt: u8) -> String {
+        format!("{}:{region}:{tag}:{salt}", self.prefix)
     }
-}
 
-impl RedisLink {
-    fn run<T: FromRedisValue>(&mut self, command: &Cmd) -> RedisResult<T> {
-        match self {
-            RedisLink::Single(connection) => command.query(connection.as_mut()),
-            RedisLink::Cluster(connection) => command.query(connection.as_mut()),
+    /// Returns the keys of all copies of a hash.
+    fn keys(&self, region: RegionId, tag: u64, salts: Salts) -> Vec<String> {
+        salts[..self.options.copies].iter().map(|salt| self.key(region, tag, *salt)).collect()
+    }
+
+    /// Returns keys on different masters for a hash. Keeps those of `before`, if their slots are not
+    /// `distrusted`.
+    fn place(
+        &self,
+        region: RegionId,
+        tag: u64,
+        before: Option<Salts>,
+        distrusted: &[bool],
+    ) -> Option<Salts> {
+        match self.options.copies {
+            1 => Some(before.unwrap_or_default()),
+            copies => {
+                let key = |salt| self.key(region, tag, salt);
+                self.slots().place(copies, before, distrusted, key)
+            }
+        }
+    }
+
+    /// Returns the hash of a tag as it is now; the default for one without pages.
+    fn hash(&self, region: RegionId, tag: u64) -> Hash {
+        let regions = self.regions();
+        regions.get(&region).and_then(|region| region.used.get(&tag)).copied().unwrap_or_default()
+    }
+
+    /// Returns the time to live of pages.
+    fn life(&self) -> Duration {
+        match self.is_ending.load(Ordering::Relaxed) {
+            true => LIFE_AT_END.min(self.options.life),
+            false => self.options.life,
+        }
+    }
+
+    fn log(&self, line: &str) {
+        if let Some(log) = &self.options.log {
+            log(line);
         }
     }
 }
 
 impl PageStore for RedisStore {
     fn describe(&self) -> String {
-        let kind = if self.shared.is_cluster { "Redis cluster" } else { "Redis" };
-        format!("{kind} at {}", self.shared.label())
+        let shared = &self.shared;
+        let kind = if shared.is_cluster { " cluster" } else { "" };
+        let copies = match shared.options.copies {
+            1 => String::new(),
+            copies => format!("{copies} copies on "),
+        };
+        format!("{copies}{}{kind} at {}", shared.engine, shared.address.label())
     }
 
     fn capacity(&self) -> Result<Capacity, StoreError> {
@@ -313,12 +400,23 @@ impl PageStore for RedisStore {
     }
 
     fn drop_region(&self, id: RegionId) -> Result<(), StoreError> {
-        let region = self.shared.regions().remove(&id).ok_or(StoreError::NoRegion(id))?;
-        let mut user = RedisSession::new(self.shared.clone())?;
-        region.used.keys().try_for_each(|tag| {
-            // DEL, not UNLINK, so that the memory can be reused at once.
-            user.run(redis::cmd("DEL").arg(user.shared.key(id, *tag)))
+        let shared = &self.shared;
+        let region = shared.regions().remove(&id).ok_or(StoreError::NoRegion(id))?;
+        let mut session = RedisSession::new(shared.clone())?;
+        let keys: Vec<String> =
+            region.used.iter().flat_map(|(tag, hash)| shared.keys(id, *tag, hash.salts)).collect();
+        // DEL, not UNLINK, so that the memory can be reused at once.
+        let delete = |key: &String| std::mem::take(redis::cmd("DEL").arg(key));
+        keys.chunks(BATCH).try_for_each(|keys| {
+            session.run(|| keys.iter().map(delete).collect())?;
+            Ok(())
         })
+    }
+
+    fn drop_region_at_end(&self, _: RegionId) {
+        self.shared.is_ending.store(true, Ordering::Relaxed);
+        let _ = self.shared.renew_once();
+        self.shared.stop.notify_all();
     }
 
     fn reader(&self) -> Result<Box<dyn PageReader>, StoreError> {
@@ -342,136 +440,5 @@ impl Drop for RedisStore {
         for region in regions {
             let _ = self.drop_region(region);
         }
-    }
-}
-
-/// The reader or writer of one thread.
-struct RedisSession {
-    shared: Arc<RedisState>,
-    link: RedisLink,
-}
-
-impl RedisSession {
-    fn new(shared: Arc<RedisState>) -> Result<RedisSession, StoreError> {
-        Ok(RedisSession { link: shared.open()?, shared })
-    }
-
-    /// Runs a command, and repeats it on a new connection if the old one broke. All commands of
-    /// this store are idempotent.
-    fn run<T: FromRedisValue>(&mut self, command: &Cmd) -> Result<T, StoreError> {
-        match self.link.run(command) {
-            Err(error) if error.kind() == ErrorKind::Io => {
-                self.link = self.shared.open()?;
-                self.link.run(command).map_err(|error| self.shared.error(error))
-            }
-            done => done.map_err(|error| self.shared.error(error)),
-        }
-    }
-
-    /// Deletes pages of one hash.
-    fn delete(&mut self, region: RegionId, first: u64, count: u64) -> Result<(), StoreError> {
-        let mut command = redis::cmd("HDEL");
-        command.arg(self.shared.key(region, first / TAG_PAGES));
-        (first..first + count).for_each(|page| {
-            command.arg(page);
-        });
-        self.run(&command)
-    }
-
-    /// Extends the life of a hash.
-    fn renew(&mut self, region: RegionId, tag: u64) -> Result<(), StoreError> {
-        let (key, life_ms) = (self.shared.key(region, tag), self.shared.life.as_millis() as u64);
-        self.run(redis::cmd("PEXPIRE").arg(key).arg(life_ms))
-    }
-}
-
-/// Splits a run where hashes meet. Returns the first page and the count of each part.
-fn by_tag(first: u64, count: u64) -> impl Iterator<Item = (u64, u64)> {
-    let end = first + count;
-    let mut next = first;
-    std::iter::from_fn(move || {
-        let seam = (next / TAG_PAGES + 1) * TAG_PAGES;
-        let part = (next, end.min(seam) - next);
-        next += part.1;
-        (part.1 > 0).then_some(part)
-    })
-}
-
-impl PageReader for RedisSession {
-    fn get(
-        &mut self,
-        id: RegionId,
-        first: u64,
-        macs: &[PageMac],
-        into: &mut [u8],
-    ) -> Result<(), StoreError> {
-        check_get(self.shared.region_pages(id)?, first, macs, into)?;
-        let lost = |page, why: &str| StoreError::PageLost { region: id, page, why: why.into() };
-        for (start, count) in by_tag(first, macs.len() as u64) {
-            let mut command = redis::cmd("HMGET");
-            command.arg(self.shared.key(id, start / TAG_PAGES));
-            (start..start + count).for_each(|page| {
-                command.arg(page);
-            });
-            let pages: Vec<Option<Vec<u8>>> = self.run(&command)?;
-            if pages.len() as u64 != count {
-                return Err(StoreError::Refused {
-                    server: self.shared.label(),
-                    why: format!("it was asked for {count} pages and answered {}", pages.len()),
-                });
-            }
-            for (page, bytes) in (start..).zip(pages) {
-                let bytes = bytes.ok_or_else(|| lost(page, "the engine does not have it"))?;
-                let at = (page - first) as usize;
-                if bytes.len() != PAGE_BYTES || PageMac::of(&bytes) != macs[at] {
-                    return Err(lost(page, "its bytes have changed"));
-                }
-                into[at * PAGE_BYTES..][..PAGE_BYTES].copy_from_slice(&bytes);
-            }
-        }
-        Ok(())
-    }
-}
-
-impl PageWriter for RedisSession {
-    fn put(&mut self, id: RegionId, runs: &[PutRun<'_>]) -> Result<(), StoreError> {
-        check_put(self.shared.region_pages(id)?, runs)?;
-        for run in runs {
-            for (start, count) in by_tag(run.first, run.macs.len() as u64) {
-                let pages = &run.pages[(start - run.first) as usize * PAGE_BYTES..];
-                let tag = start / TAG_PAGES;
-                let mut command = redis::cmd("HSET");
-                command.arg(self.shared.key(id, tag));
-                for (page, bytes) in (start..start + count).zip(pages.chunks_exact(PAGE_BYTES)) {
-                    command.arg(page).arg(bytes);
-                }
-                let mut regions = self.shared.regions();
-                let life =
-                    regions.get_mut(&id).and_then(|region| region.used.insert(tag, Life::Limited));
-                drop(regions);
-                self.run::<()>(&command)?;
-                if life != Some(Life::Limited) {
-                    self.renew(id, tag)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn discard(&mut self, id: RegionId, runs: &[PageRun]) -> Result<(), StoreError> {
-        check_discard(self.shared.region_pages(id)?, runs)?;
-        for run in runs {
-            for (start, count) in by_tag(run.first, run.count) {
-                let tag = start / TAG_PAGES;
-                let mut regions = self.shared.regions();
-                let life = regions.get_mut(&id).and_then(|region| region.used.get_mut(&tag));
-                let is_used = life.map(|life| *life = Life::Unlimited).is_some();
-                drop(regions);
-                if is_used {
-                    self.delete(id, start, count)?;
-                }
-            }
-        }
-        Ok(())
     }
 }

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 /// A running redis-server with 48 MiB.
 pub struct RedisServer {
-    child: Child,
+    /// The server's process.
+    pub child: Child,
     port: u16,
     /// The password that the server requires; empty without one.
     password: String,
@@ -98,6 +99,17 @@ impl RedisServer {
         Some(nodes)
     }
 
+    /// Returns the port of the server.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Ends the server at once, as a crash would.
+    pub fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
     /// Returns the URL of the server.
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
@@ -110,7 +122,7 @@ impl RedisServer {
         line
     }
 
-    fn try_say(&self, command: &str) -> std::io::Result<String> {
+    pub fn try_say(&self, command: &str) -> std::io::Result<String> {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
         let mut reader = BufReader::new(stream.try_clone()?);
         let mut line = String::new();

@@ -1,0 +1,168 @@
+//! `pagetax remote --store` with a real Redis cluster: its servers die while programs run.
+
+#[path = "../../remote/tests/redis_server/mod.rs"]
+mod redis_server;
+
+use redis_server::RedisServer;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+const PAGETAX: &str = env!("CARGO_BIN_EXE_pagetax");
+
+/// Fills pages, each with what it alone has. When told to go on, it checks all, changes all, checks again,
+/// and lets a child of a fork do the same.
+const PAGES: &str = "
+import hashlib, os, sys
+PAGES = 4000
+pages = bytearray(PAGES * 4096)
+def page(number, turn):
+    return hashlib.sha256(b'%d %d' % (number, turn)).digest() * 128
+def put(turn):
+    for n in range(PAGES): pages[n * 4096:n * 4096 + 4096] = page(n, turn)
+def check(turn):
+    for n in range(PAGES): assert pages[n * 4096:n * 4096 + 4096] == page(n, turn), (n, turn)
+put(0)
+print('filled', flush=True)
+sys.stdin.readline()
+check(0); put(1); check(1)
+pid = os.fork()
+if pid == 0:
+    check(1); put(2); check(2)
+    os._exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+check(1)
+print('right', flush=True)
+";
+
+fn remote(options: &[&str], command: &[&str]) -> Command {
+    let mut remote = Command::new(PAGETAX);
+    remote.args(["remote", "--resident", "8M"]).args(options).arg("--").args(command);
+    remote.env_remove("LD_PRELOAD").stdin(Stdio::piped());
+    remote.stdout(Stdio::piped()).stderr(Stdio::piped());
+    remote
+}
+
+/// Starts the program. Prints a skip and returns None if this user may not page.
+fn filled(options: &[&str]) -> Option<(Child, BufReader<std::process::ChildStdout>)> {
+    let mut child = remote(options, &["/usr/bin/python3", "-c", PAGES]).spawn().unwrap();
+    let mut output = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    output.read_line(&mut line).unwrap();
+    if line == "filled\n" {
+        return Some((child, output));
+    }
+    let errors = child.wait_with_output().unwrap().stderr;
+    let errors = String::from_utf8_lossy(&errors);
+    assert!(errors.contains("userfaultfd") || errors.contains("not found"), "{errors}");
+    println!("SKIP: {}", errors.trim());
+    None
+}
+
+/// Lets the program go on. Returns its last line and its end.
+fn finish(mut child: Child, mut output: BufReader<std::process::ChildStdout>) -> (String, Output) {
+    child.stdin.take().unwrap().write_all(b"go\n").unwrap();
+    let mut line = String::new();
+    output.read_line(&mut line).unwrap();
+    (line, child.wait_with_output().unwrap())
+}
+
+fn url_of(nodes: &[RedisServer]) -> String {
+    let hosts: Vec<String> =
+        nodes.iter().map(|node| format!("127.0.0.1:{}", node.port())).collect();
+    format!("valkey://{}", hosts.join(","))
+}
+
+/// Starts a cluster that soon notices a failed master, and goes on without its slots.
+fn cluster() -> Option<Vec<RedisServer>> {
+    let nodes = RedisServer::start_cluster(3)?;
+    for node in &nodes {
+        node.say("CONFIG SET cluster-node-timeout 1000");
+        node.say("CONFIG SET cluster-require-full-coverage no");
+        node.say("CONFIG SET maxmemory 96mb");
+    }
+    Some(nodes)
+}
+
+#[test]
+fn a_program_outlives_a_master_of_a_cluster() {
+    let Some(mut nodes) = cluster() else { return };
+    let url = url_of(&nodes);
+    let Some((child, output)) = filled(&["--store", &url, "--copies", "2", "--stats"]) else {
+        return;
+    };
+    nodes[1].kill();
+    let (line, output) = finish(child, output);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && line == "right\n", "{:?}: {line}{errors}", output.status);
+    assert!(errors.contains("demand_page_in_count "), "nothing was paged: {errors}");
+    // The pages of a program that has ended do not outlive it for long.
+    let until = Instant::now() + Duration::from_secs(60);
+    while [&nodes[0], &nodes[2]].iter().any(|node| node.say("DBSIZE").trim() != ":0") {
+        assert!(Instant::now() < until, "keys are left");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+}
+
+#[test]
+fn a_page_that_the_engine_lost_is_sigbus_and_a_line_that_names_it() {
+    let Some(redis) = RedisServer::start(&["--requirepass", "swordfish"]) else { return };
+    let url = redis.url().replace("redis://", "redis://:swordfish@");
+    let Some((child, output)) = filled(&["--store", &url]) else { return };
+    redis.say("FLUSHALL");
+    let (line, output) = finish(child, output);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.signal(), Some(libc::SIGBUS), "{errors}");
+    assert_eq!(line, "");
+    assert!(errors.contains("SIGBUS at 0x") && errors.contains("is lost"), "{errors}");
+    assert!(!errors.contains("swordfish"), "{errors}");
+}
+
+#[test]
+fn stores_that_will_not_do_are_told_before_the_program_starts() {
+    let Some(redis) = RedisServer::start(&["--requirepass", "swordfish"]) else { return };
+    let at = format!("127.0.0.1:{}", redis.port());
+    let tries: [(&[&str], &str); 7] = [
+        (&["--store", "valkey://192.0.2.1"], "--insecure"),
+        (&["--store", "valkey://127.0.0.1:1"], "127.0.0.1:1"),
+        (&["--store", "http://127.0.0.1"], "valkey://HOST:PORT"),
+        (&["--store", &format!("valkey://{at}")], "Authentication required"),
+        (&["--store", &format!("valkey://:wrong-secret@{at}")], "invalid username-password pair"),
+        (&["--store", &format!("valkey://:swordfish@{at}"), "--copies", "2"], "2 copies need"),
+        (&["--store", &format!("rediss://:swordfish@{at}")], &at),
+    ];
+    for (options, remedy) in tries {
+        let output = remote(options, &["echo", "it ran"]).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains(remedy), "{options:?}: {said}");
+        assert!(!said.contains("wrong-secret") && !said.contains("swordfish"), "{said}");
+        assert!(!output.status.success() && output.stdout.is_empty(), "{options:?}: {output:?}");
+    }
+    let by_variable = remote(&["--store", &format!("valkey://{at}")], &["echo", "it ran"])
+        .env("REDISCLI_AUTH", "swordfish")
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&by_variable.stderr);
+    assert!(by_variable.status.success() || errors.contains("userfaultfd"), "{errors}");
+}
+
+#[test]
+fn a_job_runs_on_a_store() {
+    let Some(nodes) = cluster() else { return };
+    let output = Command::new(PAGETAX)
+        .args(["run", "mmap3", "--set", "backing=remote,size=16M,resident=6M,random=5_000"])
+        .args(["--json", "--store", &url_of(&nodes), "--copies", "2"])
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    if errors.contains("userfaultfd") {
+        println!("SKIP: {}", errors.trim());
+        return;
+    }
+    assert!(output.status.success(), "{errors}");
+    let run: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(run["counters"]["mismatch_count"]["value"], 0);
+    let title = run["tables"][0]["title"].as_str().unwrap();
+    assert!(title.contains("2 copies on Redis cluster at 127.0.0.1"), "{title}");
+}

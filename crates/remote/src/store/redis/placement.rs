@@ -1,0 +1,195 @@
+//! The places of copies in a cluster: which master has which slot, and which keys lie on different masters.
+
+use super::COPIES_MAX;
+
+/// The number of slots of a cluster.
+const SLOTS: usize = 16384;
+/// The most keys that are tried for a copy. With two masters, each is on the right one with a chance of a half.
+const SALTS: u8 = 64;
+
+/// The keys of the copies of one hash: the number at the end of each.
+pub(super) type Salts = [u8; COPIES_MAX];
+
+/// The masters of a cluster and their slots.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct SlotMap {
+    /// The index of the master of each slot; none for a slot that no working master has.
+    owner: Vec<Option<u16>>,
+    /// The host and port of each master.
+    pub masters: Vec<(String, u16)>,
+}
+
+impl SlotMap {
+    /// Reads the reply to `CLUSTER NODES`: `id host:port@bus[,name] flags …` and, after seven words, slots.
+    pub fn parse(nodes: &str) -> SlotMap {
+        let mut map = SlotMap { owner: vec![None; SLOTS], masters: Vec::new() };
+        for line in nodes.lines() {
+            let words: Vec<&str> = line.split(' ').collect();
+            let &[_, address, flags, ..] = words.as_slice() else { continue };
+            let has = |wanted: &str| flags.split(',').any(|flag| flag == wanted);
+            let Some(place) = host_and_port(address) else { continue };
+            if !has("master") || has("fail") || has("noaddr") {
+                continue;
+            }
+            let index = map.masters.len() as u16;
+            map.masters.push(place);
+            for range in words.iter().skip(8) {
+                // A slot that is on its way is in brackets, and still listed as this master's.
+                let (first, last) = range.split_once('-').unwrap_or((range, range));
+                let (Ok(first), Ok(last)) = (first.parse::<usize>(), last.parse::<usize>()) else {
+                    continue;
+                };
+                if let Some(slots) = map.owner.get_mut(first..=last) {
+                    slots.fill(Some(index));
+                }
+            }
+        }
+        map
+    }
+
+    /// Returns the number of masters that have slots.
+    pub fn masters_with_slots(&self) -> usize {
+        let has_slots = |index: &usize| self.owner.contains(&Some(*index as u16));
+        (0..self.masters.len()).filter(has_slots).count()
+    }
+
+    /// Returns true if each slot has a working master.
+    pub fn is_whole(&self) -> bool {
+        self.owner.iter().all(Option::is_some)
+    }
+
+    /// Returns true for each slot whose master has failed since `before`. The replica in its place may lack
+    /// the last writes.
+    pub fn failed_over(&self, before: &SlotMap) -> Vec<bool> {
+        let is_lost = |slot: &Option<u16>| {
+            slot.is_some_and(|at| !self.masters.contains(&before.masters[usize::from(at)]))
+        };
+        before.owner.iter().map(is_lost).collect()
+    }
+
+    /// Returns keys on so many different masters. Keeps those of `before` that are on masters of their own,
+    /// and whose slots are not `distrusted`. No other key was used before. None if there are too few masters.
+    pub fn place(
+        &self,
+        copies: usize,
+        before: Option<Salts>,
+        distrusted: &[bool],
+        key: impl Fn(u8) -> String,
+    ) -> Option<Salts> {
+        let last = before.and_then(|salts| salts.into_iter().max());
+        let first = last.map_or(0, |last| last.wrapping_add(1));
+        let mut salts = before.unwrap_or_default();
+        let mut taken: Vec<u16> = Vec::new();
+        for copy in 0..copies {
+            let is_free = |salt: u8| {
+                let master = self.owner[slot(&key(salt))];
+                master.filter(|master| !taken.contains(master)).map(|master| (salt, master))
+            };
+            let is_trusted =
+                |salt: &u8| !distrusted.get(slot(&key(*salt))).is_some_and(|lost| *lost);
+            let kept = before.map(|salts| salts[copy]).filter(is_trusted);
+            let others = (0..SALTS).map(|step| first.wrapping_add(step));
+            let (salt, master) = kept.into_iter().chain(others).find_map(is_free)?;
+            salts[copy] = salt;
+            taken.push(master);
+        }
+        Some(salts)
+    }
+}
+
+fn host_and_port(address: &str) -> Option<(String, u16)> {
+    let (place, names) = address.split_once(',').unwrap_or((address, ""));
+    let (host, port) = place.split('@').next()?.rsplit_once(':')?;
+    // A certificate has the name that the server announces, if it announces one.
+    let name = names.split(',').next().filter(|name| !name.is_empty() && !name.contains('='));
+    let host = name.unwrap_or(host);
+    (!host.is_empty()).then_some((host.to_string(), port.parse().ok()?))
+}
+
+/// Returns the slot of a key without braces: CRC-16/XMODEM, as the specification of the cluster has it.
+fn slot(key: &str) -> usize {
+    let step = |crc: u16| if crc & 0x8000 == 0 { crc << 1 } else { crc << 1 ^ 0x1021 };
+    let of_byte = |crc: u16, byte: u8| (0..8).fold(crc ^ u16::from(byte) << 8, |crc, _| step(crc));
+    usize::from(key.bytes().fold(0, of_byte)) % SLOTS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NODES: &str = "\
+07c3 10.0.0.1:30004@31004,hostname4 slave e7d1 0 1426238317239 4 connected\n\
+67ed 10.0.0.2:30002@31002,hostname2 master - 0 1426238316232 2 connected 5461-10922\n\
+292f 10.0.0.3:30003@31003 master - 0 1426238318243 3 connected 10923-16382 16383 [100->-67ed]\n\
+6ec2 10.0.0.5:30005@31005 master,fail - 0 1 5 connected 5461\n\
+e7d1 10.0.0.1:30001@31001 myself,master - 0 0 1 connected 0-5460\n";
+
+    #[test]
+    fn slots_are_those_of_the_specification() {
+        assert_eq!(slot("123456789"), 0x31c3);
+        assert_eq!(slot("foo"), 12182);
+    }
+
+    #[test]
+    fn a_map_has_the_masters_and_their_slots() {
+        let map = SlotMap::parse(NODES);
+        let places: Vec<_> =
+            map.masters.iter().map(|(host, port)| format!("{host}:{port}")).collect();
+        assert_eq!(places, ["hostname2:30002", "10.0.0.3:30003", "10.0.0.1:30001"]);
+        assert_eq!(map.masters_with_slots(), 3);
+        assert!(map.owner.iter().all(Option::is_some));
+        assert_eq!([0, 5461, 16383].map(|slot| map.owner[slot]), [Some(2), Some(0), Some(1)]);
+    }
+
+    #[test]
+    fn copies_are_on_different_masters_and_stay_where_they_are() {
+        let map = SlotMap::parse(NODES);
+        let masters = |salts: Salts, copies: usize, tag: usize| -> Vec<_> {
+            (0..copies)
+                .map(|copy| map.owner[slot(&format!("{tag}:{}", salts[copy]))].unwrap())
+                .collect()
+        };
+        for tag in 0..100 {
+            let key = |salt: u8| format!("{tag}:{salt}");
+            let placed = map.place(3, None, &[], key).unwrap();
+            let mut of = masters(placed, 3, tag);
+            of.sort_unstable();
+            assert_eq!(of, [0, 1, 2]);
+            assert_eq!(map.place(3, Some(placed), &[], key), Some(placed));
+            // All of one master's slots move to another: only the copy that is no longer alone moves.
+            let mut moved = map.clone();
+            moved
+                .owner
+                .iter_mut()
+                .filter(|owner| **owner == Some(1))
+                .for_each(|owner| *owner = Some(0));
+            let again = moved.place(2, Some(placed), &[], key).unwrap();
+            let [one, other] = [again[0], again[1]].map(|salt| moved.owner[slot(&key(salt))]);
+            assert_ne!(one, other);
+            assert_eq!(again[0], placed[0]);
+            assert_eq!(moved.place(3, Some(placed), &[], key), None, "two masters are left");
+        }
+    }
+    #[test]
+    fn a_replica_in_the_place_of_a_failed_master_is_not_trusted() {
+        let before = SlotMap::parse(NODES);
+        let after = SlotMap::parse(
+            &NODES.replace("10.0.0.3:30003@31003 master", "10.0.0.9:30003@31003 master"),
+        );
+        let lost = after.failed_over(&before);
+        assert!(lost[10923] && !lost[0] && !before.failed_over(&before)[10923]);
+        for tag in 0..100 {
+            let key = |salt: u8| format!("{tag}:{salt}");
+            let placed = before.place(2, None, &[], key).unwrap();
+            let again = after.place(2, Some(placed), &lost, key).unwrap();
+            for copy in 0..2 {
+                let was_lost = lost[slot(&key(placed[copy]))];
+                assert_eq!(was_lost, again[copy] != placed[copy], "{placed:?} {again:?}");
+            }
+        }
+        // Slots that move between masters which are up keep what they have.
+        let moved =
+            SlotMap::parse(&NODES.replace("0-5460", "0-5459").replace("5461-10922", "5460-10922"));
+        assert!(!moved.failed_over(&before).contains(&true));
+    }
+}

@@ -1,0 +1,191 @@
+//! The thread of a store in Redis or Valkey: it renews the life of all hashes, and moves copies that a change
+//! of the cluster has put on one master.
+
+use super::placement::SlotMap;
+use super::session::{RedisSession, expire};
+use super::{BATCH, RENEW_AT_END, RedisState};
+use crate::store::StoreError;
+use redis::{Cmd, Value};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+/// The time for which a slot may have no master before its copies are made again elsewhere. A failover is
+/// over by then, as a rule.
+const WITHOUT_MASTER: Duration = Duration::from_secs(20);
+
+/// A copy of a hash that has to move.
+struct Move {
+    /// The keys to read the pages from, the most trustworthy first.
+    before: Vec<String>,
+    after: Vec<String>,
+}
+
+/// The state of the copies, as far as it was looked after.
+struct Watch {
+    /// The slots for which all copies are in their places.
+    settled: Arc<SlotMap>,
+    /// The time of the first change since then.
+    changed: Option<Instant>,
+    /// The hashes that have new keys, to which their pages are not all copied yet.
+    moves: Vec<Move>,
+}
+
+impl RedisState {
+    /// Renews all pages at intervals until the store ends, and looks after their copies. What failed is
+    /// tried again at the next interval, well before the pages expire.
+    pub(super) fn renew(self: Arc<Self>) {
+        let options = &self.options;
+        let every = match self.is_cluster && options.copies > 1 {
+            true => options.check_every.min(options.renew_every),
+            false => options.renew_every,
+        };
+        let mut renewed = Instant::now();
+        let mut watch = Watch { settled: self.slots(), changed: None, moves: Vec::new() };
+        let mut stopped = self.stopped.lock().unwrap_or_else(PoisonError::into_inner);
+        while !*stopped {
+            let is_ending = self.is_ending.load(Ordering::Relaxed);
+            let (renew_every, every) = match is_ending {
+                true => (RENEW_AT_END, every.min(RENEW_AT_END)),
+                false => (options.renew_every, every),
+            };
+            let waited = self.stop.wait_timeout(stopped, every);
+            stopped = waited.unwrap_or_else(PoisonError::into_inner).0;
+            if *stopped {
+                break;
+            }
+            drop(stopped);
+            if renewed.elapsed() >= renew_every {
+                renewed = Instant::now();
+                let _ = self.renew_once();
+            }
+            if options.copies > 1 {
+                self.look_after_copies(&mut watch);
+            }
+            stopped = self.stopped.lock().unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    pub(super) fn renew_once(self: &Arc<Self>) -> Result<(), StoreError> {
+        let keys: Vec<String> = self
+            .regions()
+            .iter()
+            .flat_map(|(id, region)| {
+                region.used.iter().flat_map(|(tag, hash)| self.keys(*id, *tag, hash.salts))
+            })
+            .collect();
+        let mut session = RedisSession::new(self.clone())?;
+        keys.chunks(BATCH).try_for_each(|keys| {
+            session.run(|| keys.iter().map(|key| expire(key, self.life())).collect())?;
+            Ok(())
+        })
+    }
+
+    /// Moves copies if the slots have changed since they were settled.
+    fn look_after_copies(self: &Arc<Self>, watch: &mut Watch) {
+        if self.look_at_slots().is_err() || self.slots() == watch.settled {
+            return;
+        }
+        let slots = self.slots();
+        let since = *watch.changed.get_or_insert_with(Instant::now);
+        if !slots.is_whole() && since.elapsed() < WITHOUT_MASTER {
+            return;
+        }
+        let distrusted = slots.failed_over(&watch.settled);
+        let (moves, is_all) = self.misplaced(&distrusted);
+        watch.moves.extend(moves);
+        let count = watch.moves.len();
+        match self.move_all(&mut watch.moves) {
+            Ok(()) if count > 0 => self.log(&format!(
+                "the masters of the cluster have changed: {count} parts of the memory were copied anew"
+            )),
+            Ok(()) => {}
+            Err(error) => self.log(&format!("copies wait for another master: {error}")),
+        }
+        if is_all && watch.moves.is_empty() {
+            *watch = Watch { settled: slots, changed: None, moves: Vec::new() };
+        }
+    }
+
+    /// Moves hashes, and leaves those that failed.
+    fn move_all(self: &Arc<Self>, moves: &mut Vec<Move>) -> Result<(), StoreError> {
+        if moves.is_empty() {
+            return Ok(());
+        }
+        let mut session = RedisSession::new(self.clone())?;
+        let mut done = Ok(());
+        moves.retain(|one| {
+            let moved = session.move_hash(one);
+            let has_failed = moved.is_err();
+            done = std::mem::replace(&mut done, Ok(())).and(moved);
+            has_failed
+        });
+        done
+    }
+
+    /// Gives misplaced hashes new keys, which puts use from now on. Hashes with a put under way wait: the
+    /// put goes to the old keys. Returns true if there are none.
+    fn misplaced(&self, distrusted: &[bool]) -> (Vec<Move>, bool) {
+        let (mut moves, mut is_all) = (Vec::new(), true);
+        for (id, region) in self.regions().iter_mut() {
+            for (tag, hash) in &mut region.used {
+                let after = self.place(*id, *tag, Some(hash.salts), distrusted);
+                let Some(after) = after.filter(|after| *after == hash.salts || hash.puts == 0)
+                else {
+                    is_all = false;
+                    continue;
+                };
+                if after == hash.salts {
+                    continue;
+                }
+                let mut before = self.keys(*id, *tag, hash.salts);
+                let keys = self.keys(*id, *tag, after);
+                // A copy that stays is on a master that was there all the time.
+                before.sort_by_key(|key| !keys.contains(key));
+                moves.push(Move { before, after: keys });
+                (hash.salts, hash.expires) = (after, false);
+            }
+        }
+        (moves, is_all)
+    }
+}
+
+impl RedisSession {
+    /// Copies a hash to its new keys, from all old keys that answer. Pages that are there already, as a put
+    /// or a better copy wrote them, stay.
+    fn move_hash(&mut self, one: &Move) -> Result<(), StoreError> {
+        let new: Vec<&String> = one.after.iter().filter(|key| !one.before.contains(key)).collect();
+        let mut copied = Err(StoreError::BadRequest("a hash has a copy"));
+        for key in &one.before {
+            let done = self.copy_hash(key, &new);
+            copied = if copied.is_ok() { copied } else { done };
+        }
+        copied?;
+        let old = one.before.iter().filter(|key| !one.after.contains(key));
+        for key in old {
+            // A key whose master is gone expires.
+            let _ = self.run(|| vec![std::mem::take(redis::cmd("DEL").arg(key))]);
+        }
+        Ok(())
+    }
+
+    fn copy_hash(&mut self, from: &str, to: &[&String]) -> Result<(), StoreError> {
+        let reply = self.run(|| vec![std::mem::take(redis::cmd("HGETALL").arg(from))])?;
+        let Some(Value::Array(fields)) = reply.into_iter().next() else {
+            return Ok(());
+        };
+        let life = self.shared.life();
+        let put = |key: &&String| -> Vec<Cmd> {
+            let set = |pair: &[Value]| match pair {
+                [Value::BulkString(page), Value::BulkString(bytes)] => {
+                    Some(std::mem::take(redis::cmd("HSETNX").arg(*key).arg(page).arg(bytes)))
+                }
+                _ => None,
+            };
+            let pages = fields.chunks_exact(2).filter_map(set);
+            pages.chain([expire(key, life)]).collect()
+        };
+        self.run(|| to.iter().flat_map(put).collect())?;
+        Ok(())
+    }
+}

@@ -1,0 +1,64 @@
+//! A cluster of three Redis servers, or Valkey where it is installed, to keep pages in.
+
+use crate::shell;
+use anyhow::{Context, Result, bail};
+use pagetax_host::sys::process::Child;
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+const SERVERS: usize = 3;
+const MEMORY: &str = "2gb";
+
+/// A cluster that ends when it is dropped.
+pub struct Engine {
+    /// The name of the engine.
+    pub name: &'static str,
+    /// The address of the cluster, as `--store` takes it.
+    pub url: String,
+    _servers: Vec<Child>,
+}
+
+impl Engine {
+    /// Starts a cluster that keeps its files in this folder; none if no engine is installed.
+    pub fn start(folder: &Path) -> Result<Option<Engine>> {
+        let known = [("Valkey", "valkey"), ("Redis", "redis")];
+        let is_there = |(_, program): &&(&str, &str)| shell::has(&format!("{program}-server"));
+        let Some((name, program)) = known.iter().find(is_there) else { return Ok(None) };
+        let (mut hosts, mut servers) = (Vec::new(), Vec::new());
+        for number in 0..SERVERS {
+            let folder = folder.join(format!("node{number}"));
+            std::fs::create_dir_all(&folder)?;
+            let port = free_port()?;
+            let mut server = Command::new(format!("{program}-server"));
+            server.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", ""]);
+            server.args(["--cluster-enabled", "yes", "--maxmemory", MEMORY]);
+            server.current_dir(folder).stdin(Stdio::null()).stdout(Stdio::null());
+            servers.push(Child::from(server.spawn()?));
+            hosts.push(format!("127.0.0.1:{port}"));
+        }
+        let until = Instant::now() + Duration::from_secs(30);
+        loop {
+            let mut create = Command::new(format!("{program}-cli"));
+            create.args(["--cluster", "create"]).args(&hosts).arg("--cluster-yes");
+            if create.stdout(Stdio::null()).stderr(Stdio::null()).status()?.success() {
+                break;
+            }
+            if Instant::now() > until {
+                bail!("the servers of {name} do not become a cluster");
+            }
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        let url = format!("valkey://{}", hosts.join(","));
+        Ok(Some(Engine { name, url, _servers: servers }))
+    }
+}
+
+/// Returns a free port whose cluster bus, 10,000 above, is a port too.
+fn free_port() -> Result<u16> {
+    let free = || TcpListener::bind("127.0.0.1:0").ok()?.local_addr().ok().map(|at| at.port());
+    let ports = std::iter::repeat_with(free).take(1000).flatten();
+    let mut usable = ports.filter(|port| *port < u16::MAX - 10_000);
+    usable.next().context("no free port")
+}
