@@ -3,7 +3,7 @@
 #[path = "../../remote/tests/redis_server/mod.rs"]
 mod redis_server;
 
-use redis_server::RedisServer;
+use redis_server::{RedisServer, url_of};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Output, Stdio};
@@ -68,12 +68,6 @@ fn finish(mut child: Child, mut output: BufReader<std::process::ChildStdout>) ->
     (line, child.wait_with_output().unwrap())
 }
 
-fn url_of(nodes: &[RedisServer]) -> String {
-    let hosts: Vec<String> =
-        nodes.iter().map(|node| format!("127.0.0.1:{}", node.port())).collect();
-    format!("valkey://{}", hosts.join(","))
-}
-
 /// Starts a cluster that soon notices a failed master, and goes on without its slots.
 fn cluster() -> Option<Vec<RedisServer>> {
     let nodes = RedisServer::start_cluster(3)?;
@@ -85,6 +79,12 @@ fn cluster() -> Option<Vec<RedisServer>> {
     Some(nodes)
 }
 
+/// Ends a server at once, as a crash would.
+fn kill(server: &mut RedisServer) {
+    server.child.kill().unwrap();
+    server.child.wait().unwrap();
+}
+
 #[test]
 fn a_program_outlives_a_master_of_a_cluster() {
     let Some(mut nodes) = cluster() else { return };
@@ -92,7 +92,7 @@ fn a_program_outlives_a_master_of_a_cluster() {
     let Some((child, output)) = filled(&["--store", &url, "--copies", "2", "--stats"]) else {
         return;
     };
-    nodes[1].kill();
+    kill(&mut nodes[1]);
     let (line, output) = finish(child, output);
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && line == "right\n", "{:?}: {line}{errors}", output.status);
@@ -122,7 +122,7 @@ fn a_page_that_the_engine_lost_is_sigbus_and_a_line_that_names_it() {
 #[test]
 fn stores_that_will_not_do_are_told_before_the_program_starts() {
     let Some(redis) = RedisServer::start(&["--requirepass", "swordfish"]) else { return };
-    let at = format!("127.0.0.1:{}", redis.port());
+    let at = format!("127.0.0.1:{}", redis.port);
     let tries: [(&[&str], &str); 7] = [
         (&["--store", "valkey://192.0.2.1"], "--insecure"),
         (&["--store", "valkey://127.0.0.1:1"], "127.0.0.1:1"),

@@ -76,7 +76,9 @@ pub enum StoreError {
     #[error("a bad request to the page store: {0}")]
     BadRequest(&'static str),
     /// No suitable server is reachable.
-    #[error("cannot reach {server}: {source}; check that `pagetax serve` runs there")]
+    #[error(
+        "cannot reach {server}: {source}; check that `pagetax serve`, or the store, runs there"
+    )]
     Unreachable {
         /// The server's address, as named or announced.
         server: String,

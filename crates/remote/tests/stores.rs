@@ -6,17 +6,14 @@ mod suite;
 use pagetax_core::units::Bytes;
 use pagetax_remote::client::cluster::{Cluster, ClusterOptions};
 use pagetax_remote::page::{PAGE_BYTES, PageMac, PageRun};
-use pagetax_remote::pager::Log;
 use pagetax_remote::server::listen::{self, Server};
 use pagetax_remote::server::pool::Limits;
 use pagetax_remote::store::embedded::EmbeddedStore;
 use pagetax_remote::store::redis::{EngineOptions, RedisStore};
-use pagetax_remote::store::{PageReader, PageStore, PutRun, RegionId, StoreError};
-use redis_server::RedisServer;
+use pagetax_remote::store::{PageStore, PutRun, StoreError};
+use redis_server::{RedisServer, url_of};
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::process::Command;
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 #[test]
@@ -126,152 +123,6 @@ fn redis_cluster_keeps_its_word() {
     assert!(RedisStore::connect(too_many).is_ok(), "one address leads to all masters");
     let count = |node: &RedisServer| node.say("DBSIZE").trim() == ":0";
     assert!(nodes.iter().all(count), "stores that end leave no keys");
-}
-
-/// Returns the URL of a cluster.
-fn url_of(nodes: &[RedisServer]) -> String {
-    let hosts: Vec<String> =
-        nodes.iter().map(|node| format!("127.0.0.1:{}", node.port())).collect();
-    format!("valkey://{}", hosts.join(","))
-}
-
-/// Puts pages into so many hashes of a new region.
-fn fill(store: &RedisStore, hashes: u64) -> RegionId {
-    let region = store.create_region(hashes * 64, true).unwrap();
-    let mut writer = store.writer().unwrap();
-    for hash in 0..hashes {
-        let (bytes, macs) = suite::pages(hash * 8..hash * 8 + 8);
-        writer.put(region, &[PutRun { first: hash * 64, pages: &bytes, macs: &macs }]).unwrap();
-    }
-    region
-}
-
-/// Returns the number of hashes whose pages cannot be read, by page lost and by store not reachable.
-fn unread(reader: &mut dyn PageReader, region: RegionId, hashes: u64) -> (usize, usize) {
-    let (mut lost, mut unreachable) = (0, 0);
-    for hash in 0..hashes {
-        let (bytes, macs) = suite::pages(hash * 8..hash * 8 + 8);
-        let mut into = vec![0; bytes.len()];
-        match reader.get(region, hash * 64, &macs, &mut into) {
-            Ok(()) => assert!(into == bytes, "hash {hash} differs"),
-            Err(StoreError::PageLost { .. }) => lost += 1,
-            Err(StoreError::Unreachable { .. }) => unreachable += 1,
-            Err(other) => panic!("{other}"),
-        }
-    }
-    (lost, unreachable)
-}
-
-/// Waits for something that a cluster does by itself.
-fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let until = Instant::now() + Duration::from_secs(60);
-    while !is_so() {
-        assert!(Instant::now() < until, "waited for {what}");
-        std::thread::sleep(Duration::from_millis(100));
-    }
-}
-
-#[test]
-fn with_two_copies_a_master_of_a_redis_cluster_may_die() {
-    let Some(mut nodes) = RedisServer::start_cluster(3) else { return };
-    // Without replicas, a cluster serves what it has only if it is told to.
-    nodes.iter().for_each(|node| {
-        node.say("CONFIG SET cluster-require-full-coverage no");
-        node.say("CONFIG SET cluster-node-timeout 1000");
-    });
-    let one = RedisStore::connect(EngineOptions::new(url_of(&nodes))).unwrap();
-    let two = EngineOptions { copies: 2, ..EngineOptions::new(url_of(&nodes)) };
-    let two = RedisStore::connect(two).unwrap();
-    let (region_of_one, region_of_two) = (fill(&one, 60), fill(&two, 60));
-    nodes[1].kill();
-    let (lost, unreachable) = unread(&mut *one.reader().unwrap(), region_of_one, 60);
-    assert!(lost == 0 && unreachable > 0, "a page is not lost while its master may come back");
-    assert_eq!(unread(&mut *two.reader().unwrap(), region_of_two, 60), (0, 0));
-}
-
-/// Connects a store with two copies that often looks at the cluster. Returns it with the lines that it logs.
-fn watchful(url: String) -> (RedisStore, Arc<Mutex<Vec<String>>>) {
-    let lines: Arc<Mutex<Vec<String>>> = Arc::default();
-    let into = lines.clone();
-    let log: Log = Arc::new(move |line: &str| into.lock().unwrap().push(line.into()));
-    let check_every = Duration::from_millis(100);
-    let options =
-        EngineOptions { copies: 2, check_every, log: Some(log), ..EngineOptions::new(url) };
-    (RedisStore::connect(options).unwrap(), lines)
-}
-
-#[test]
-fn copies_move_when_slots_move_onto_one_master() {
-    let Some(nodes) = RedisServer::start_cluster(3) else { return };
-    let (store, lines) = watchful(url_of(&nodes));
-    let region = fill(&store, 60);
-    // The last master gives all of its slots to the first, as a resharding does.
-    let port = nodes[0].port();
-    let cluster = Command::new("redis-cli")
-        .args(["--cluster", "rebalance", &format!("127.0.0.1:{port}"), "--cluster-weight"])
-        .arg(format!("{}=0", nodes[2].say("CLUSTER MYID").trim()))
-        .args(["--cluster-threshold", "1"])
-        .output()
-        .unwrap();
-    assert!(cluster.status.success(), "{}", String::from_utf8_lossy(&cluster.stdout));
-    wait_until("copies to move", || !lines.lock().unwrap().is_empty());
-    assert_eq!(unread(&mut *store.reader().unwrap(), region, 60), (0, 0));
-    // Each of the two masters that are left now has a copy of each hash.
-    for node in &nodes[..2] {
-        wait_until("both masters to have all", || node.say("DBSIZE").trim() == ":60");
-    }
-    assert_eq!(nodes[2].say("DBSIZE").trim(), ":0");
-}
-
-#[test]
-fn a_redis_replica_in_the_place_of_its_master_is_filled_again() {
-    let Some(mut nodes) = RedisServer::start_cluster(3) else { return };
-    let options = ["--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf"];
-    let Some(replica) = RedisServer::start(&options) else { return };
-    let failed = nodes[1].say("CLUSTER MYID");
-    replica.say(&format!("CLUSTER MEET 127.0.0.1 {}", nodes[0].port()));
-    wait_until("the replica to know its master", || {
-        replica
-            .try_say(&format!("CLUSTER REPLICATE {}", failed.trim()))
-            .is_ok_and(|ok| ok.starts_with('+'))
-    });
-    wait_until("the replica to follow", || {
-        replica.say("INFO replication").contains("master_link_status:up")
-    });
-    nodes.iter().chain([&replica]).for_each(|node| {
-        node.say("CONFIG SET cluster-node-timeout 1000");
-    });
-    let (store, lines) = watchful(url_of(&nodes));
-    // The replica may miss the last writes.
-    let stopped = replica.child.id().to_string();
-    Command::new("kill").args(["-STOP", &stopped]).status().unwrap();
-    let region = fill(&store, 60);
-    nodes[1].kill();
-    Command::new("kill").args(["-CONT", &stopped]).status().unwrap();
-    wait_until("the failover", || replica.say("INFO replication").contains("role:master"));
-    wait_until("all to be read", || unread(&mut *store.reader().unwrap(), region, 60) == (0, 0));
-    // Each hash has two copies again, on masters that are up.
-    let count = |node: &RedisServer| -> usize {
-        node.say("DBSIZE").trim().trim_start_matches(':').parse().unwrap()
-    };
-    wait_until("copies to be made again", || !lines.lock().unwrap().is_empty());
-    wait_until("all to have two copies", || {
-        count(&nodes[0]) + count(&nodes[2]) + count(&replica) == 120
-    });
-    nodes[0].kill();
-    let (lost, _) = unread(&mut *store.reader().unwrap(), region, 60);
-    assert_eq!(lost, 0);
-}
-
-#[test]
-fn redis_beyond_loopback_needs_tls() {
-    let far = RedisStore::connect(EngineOptions::new("valkey://192.0.2.1"));
-    assert!(matches!(far, Err(StoreError::Insecure { .. })), "{far:?}");
-    let few = ["--maxmemory-policy", "noeviction"];
-    let Some(redis) = RedisServer::start(&few) else { return };
-    let two = EngineOptions { copies: 2, ..EngineOptions::new(redis.url()) };
-    let refused = RedisStore::connect(two).unwrap_err().to_string();
-    assert!(refused.contains("1 masters"), "{refused}");
 }
 
 #[test]

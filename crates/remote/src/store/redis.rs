@@ -129,9 +129,23 @@ struct Hash {
     /// True if all copies expire. A discard may have emptied the hash, which deletes it. A new hash
     /// of that name has no limit yet.
     expires: bool,
+    /// The keys of the copies.
     salts: Salts,
+    /// The earlier keys, until all pages are copied to those of today.
+    earlier: Option<Salts>,
     /// The number of puts that are under way. Copies do not move meanwhile.
     puts: u32,
+}
+
+impl Hash {
+    /// Returns true if no put to the keys of today is under way, and all pages are there.
+    fn may_move(self) -> bool {
+        self.puts == 0 && self.earlier.is_none()
+    }
+
+    fn has_moved(self, since: Hash) -> bool {
+        (self.salts, self.earlier) != (since.salts, since.earlier)
+    }
 }
 
 impl RedisStore {
@@ -335,6 +349,17 @@ impl RedisState {
         salts[..self.options.copies].iter().map(|salt| self.key(region, tag, *salt)).collect()
     }
 
+    /// Returns the keys of all copies that may have pages of a hash, those of today first.
+    fn keys_to_read(&self, region: RegionId, tag: u64, hash: Hash) -> Vec<String> {
+        let mut keys = self.keys(region, tag, hash.salts);
+        for key in hash.earlier.map(|salts| self.keys(region, tag, salts)).unwrap_or_default() {
+            if !keys.contains(&key) {
+                keys.push(key);
+            }
+        }
+        keys
+    }
+
     /// Returns keys on different masters for a hash. Keeps those of `before`, if their slots are not
     /// `distrusted`.
     fn place(
@@ -403,8 +428,11 @@ impl PageStore for RedisStore {
         let shared = &self.shared;
         let region = shared.regions().remove(&id).ok_or(StoreError::NoRegion(id))?;
         let mut session = RedisSession::new(shared.clone())?;
-        let keys: Vec<String> =
-            region.used.iter().flat_map(|(tag, hash)| shared.keys(id, *tag, hash.salts)).collect();
+        let keys: Vec<String> = region
+            .used
+            .iter()
+            .flat_map(|(tag, hash)| shared.keys_to_read(id, *tag, *hash))
+            .collect();
         // DEL, not UNLINK, so that the memory can be reused at once.
         let delete = |key: &String| std::mem::take(redis::cmd("DEL").arg(key));
         keys.chunks(BATCH).try_for_each(|keys| {

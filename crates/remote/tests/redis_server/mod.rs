@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 pub struct RedisServer {
     /// The server's process.
     pub child: Child,
-    port: u16,
+    /// The port that it listens on.
+    pub port: u16,
     /// The password that the server requires; empty without one.
     password: String,
     _directory: tempfile::TempDir,
@@ -99,17 +100,6 @@ impl RedisServer {
         Some(nodes)
     }
 
-    /// Returns the port of the server.
-    pub fn port(&self) -> u16 {
-        self.port
-    }
-
-    /// Ends the server at once, as a crash would.
-    pub fn kill(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-
     /// Returns the URL of the server.
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
@@ -140,6 +130,12 @@ impl RedisServer {
         }
         Ok(line)
     }
+}
+
+/// Returns the address of a cluster.
+pub fn url_of(nodes: &[RedisServer]) -> String {
+    let hosts: Vec<String> = nodes.iter().map(|node| format!("127.0.0.1:{}", node.port)).collect();
+    format!("valkey://{}", hosts.join(","))
 }
 
 impl Drop for RedisServer {

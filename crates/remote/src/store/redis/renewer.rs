@@ -4,7 +4,7 @@
 use super::placement::SlotMap;
 use super::session::{RedisSession, expire};
 use super::{BATCH, RENEW_AT_END, RedisState};
-use crate::store::StoreError;
+use crate::store::{RegionId, StoreError};
 use redis::{Cmd, Value};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
@@ -16,6 +16,8 @@ const WITHOUT_MASTER: Duration = Duration::from_secs(20);
 
 /// A copy of a hash that has to move.
 struct Move {
+    region: RegionId,
+    tag: u64,
     /// The keys to read the pages from, the most trustworthy first.
     before: Vec<String>,
     after: Vec<String>,
@@ -123,14 +125,13 @@ impl RedisState {
         done
     }
 
-    /// Gives misplaced hashes new keys, which puts use from now on. Hashes with a put under way wait: the
-    /// put goes to the old keys. Returns true if there are none.
+    /// Gives misplaced hashes new keys, which puts use from now on. Returns true if no hash has to wait.
     fn misplaced(&self, distrusted: &[bool]) -> (Vec<Move>, bool) {
         let (mut moves, mut is_all) = (Vec::new(), true);
         for (id, region) in self.regions().iter_mut() {
             for (tag, hash) in &mut region.used {
                 let after = self.place(*id, *tag, Some(hash.salts), distrusted);
-                let Some(after) = after.filter(|after| *after == hash.salts || hash.puts == 0)
+                let Some(after) = after.filter(|after| *after == hash.salts || hash.may_move())
                 else {
                     is_all = false;
                     continue;
@@ -142,7 +143,8 @@ impl RedisState {
                 let keys = self.keys(*id, *tag, after);
                 // A copy that stays is on a master that was there all the time.
                 before.sort_by_key(|key| !keys.contains(key));
-                moves.push(Move { before, after: keys });
+                moves.push(Move { region: *id, tag: *tag, before, after: keys });
+                hash.earlier.get_or_insert(hash.salts);
                 (hash.salts, hash.expires) = (after, false);
             }
         }
@@ -161,6 +163,9 @@ impl RedisSession {
             copied = if copied.is_ok() { copied } else { done };
         }
         copied?;
+        if let Some(region) = self.shared.regions().get_mut(&one.region) {
+            region.used.entry(one.tag).and_modify(|hash| hash.earlier = None);
+        }
         let old = one.before.iter().filter(|key| !one.after.contains(key));
         for key in old {
             // A key whose master is gone expires.

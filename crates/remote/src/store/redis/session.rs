@@ -118,35 +118,48 @@ impl RedisSession {
         into: &mut [u8],
     ) -> Result<(), StoreError> {
         let tag = first / TAG_PAGES;
-        let keys = self.shared.keys(id, tag, self.shared.hash(id, tag).salts);
-        let (mut lost, mut unreachable, mut damaged) = (None, None, Vec::new());
+        let hash = self.shared.hash(id, tag);
+        match self.get_from(&self.shared.keys_to_read(id, tag, hash), (id, first), macs, into) {
+            // It was moved meanwhile.
+            Err(StoreError::PageLost { .. }) if self.shared.hash(id, tag).has_moved(hash) => {
+                self.get_hash(id, first, macs, into)
+            }
+            done => done,
+        }
+    }
+
+    fn get_from(
+        &mut self,
+        keys: &[String],
+        (region, first): (RegionId, u64),
+        macs: &[PageMac],
+        into: &mut [u8],
+    ) -> Result<(), StoreError> {
+        let (mut lost, mut failed, mut damaged) = ((first, "it has no copy"), None, Vec::new());
         for key in keys {
-            match self.get_copy(&key, first, macs, into) {
+            match self.get_copy(key, first, macs, into) {
                 Ok(Ok(())) => {
                     self.mend(&damaged, first, into);
                     return Ok(());
                 }
                 Ok(Err(page)) => {
-                    lost = lost.or(Some(page));
+                    lost = if damaged.is_empty() { page } else { lost };
                     damaged.push(key);
                 }
-                Err(error @ StoreError::Unreachable { .. }) => unreachable = Some(error),
-                Err(error) => return Err(error),
+                Err(error @ StoreError::Unreachable { .. }) => failed = Some(error),
+                Err(error) => failed = failed.or(Some(error)),
             }
         }
         // A page is not lost while a copy may come back.
-        let (page, why) = match (unreachable, lost) {
-            (Some(error), _) => return Err(error),
-            (None, lost) => lost.unwrap_or((first, "it has no copy")),
-        };
-        Err(StoreError::PageLost { region: id, page, why: why.into() })
+        let lost = StoreError::PageLost { region, page: lost.0, why: lost.1.into() };
+        Err(failed.unwrap_or(lost))
     }
 
     /// Writes pages to copies of their hash that lacked them. Ignores errors, as the caller has its pages.
-    fn mend(&mut self, damaged: &[String], first: u64, pages: &[u8]) {
+    fn mend(&mut self, damaged: &[&String], first: u64, pages: &[u8]) {
         if !damaged.is_empty() {
             let life = self.shared.life();
-            let write = |key: &String| [store(key, first, pages), expire(key, life)];
+            let write = |key: &&String| [store(key, first, pages), expire(key, life)];
             let _ = self.run(|| damaged.iter().flat_map(write).collect());
         }
     }
