@@ -8,7 +8,7 @@
 use super::preload::Preload;
 use crate::cache;
 use crate::code_folder::{self, Candidate, FolderRefusal, NoCodeFolder};
-use flate2::read::ZlibDecoder;
+use ruzstd::decoding::StreamingDecoder;
 use std::io::{self, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ pub struct CarriedLibrary {
     pub hash: u64,
     /// The length of its content.
     pub bytes: u64,
-    /// Its content as a zlib stream.
+    /// Its content, compressed by zstd.
     pub compressed: &'static [u8],
 }
 
@@ -155,7 +155,8 @@ impl CarriedLibrary {
 
     fn content(&self) -> io::Result<Vec<u8>> {
         let mut content = Vec::new();
-        ZlibDecoder::new(self.compressed).read_to_end(&mut content)?;
+        let decoder = StreamingDecoder::new(self.compressed).map_err(io::Error::other);
+        decoder?.read_to_end(&mut content)?;
         Ok(content)
     }
 
@@ -174,15 +175,15 @@ impl CarriedLibrary {
 mod tests {
     use super::*;
     use crate::cache::NoFolder;
+    use ruzstd::encoding::CompressionLevel;
     use std::fs::Permissions;
     use std::os::unix::fs::MetadataExt;
     use std::process::Command;
 
     /// Returns a library with this text as its content.
     fn library(text: &'static str) -> CarriedLibrary {
-        let mut encoder = flate2::read::ZlibEncoder::new(text.as_bytes(), Default::default());
-        let mut compressed = Vec::new();
-        encoder.read_to_end(&mut compressed).unwrap();
+        let compressed =
+            ruzstd::encoding::compress_to_vec(text.as_bytes(), CompressionLevel::Fastest);
         let (hash, bytes) = (XxHash3_64::oneshot(text.as_bytes()), text.len() as u64);
         CarriedLibrary { name: "libours.so", hash, bytes, compressed: compressed.leak() }
     }

@@ -107,3 +107,31 @@ impl Collector for PoolCollector {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::server::pool::Limits;
+    use pagetax_core::units::Bytes;
+
+    /// Returns the names of our metrics in a text.
+    fn names(text: &str) -> Vec<String> {
+        let is_word = |c: char| c.is_ascii_lowercase() || c == '_';
+        let words = text.split(|c| !is_word(c)).filter(|word| word.starts_with("pagetax_"));
+        words.map(String::from).collect()
+    }
+
+    #[test]
+    fn alerts_and_the_dashboard_use_metrics_that_exist() {
+        let limits = Limits { memory: Bytes(8 << 20), ..Limits::default() };
+        let pool = Pool::new(limits, 1);
+        let exported = names(&Metrics::new(Arc::new(pool)).encode());
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/");
+        for file in ["prometheus-alerts.yaml", "grafana-dashboard.json"] {
+            let used = names(&std::fs::read_to_string(format!("{folder}{file}")).unwrap());
+            assert!(used.len() > 5, "{file}");
+            let missing: Vec<_> = used.iter().filter(|name| !exported.contains(name)).collect();
+            assert!(missing.is_empty(), "{file}: {missing:?} of {exported:?}");
+        }
+    }
+}

@@ -106,11 +106,9 @@ fn host_and_port(address: &str) -> Option<(String, u16)> {
     (!host.is_empty()).then_some((host.to_string(), port.parse().ok()?))
 }
 
-/// Returns the slot of a key without braces: CRC-16/XMODEM, as the specification of the cluster has it.
+/// Returns the slot of a key without braces.
 fn slot(key: &str) -> usize {
-    let step = |crc: u16| if crc & 0x8000 == 0 { crc << 1 } else { crc << 1 ^ 0x1021 };
-    let of_byte = |crc: u16, byte: u8| (0..8).fold(crc ^ u16::from(byte) << 8, |crc, _| step(crc));
-    usize::from(key.bytes().fold(0, of_byte)) % SLOTS
+    usize::from(crc16::State::<crc16::XMODEM>::calculate(key.as_bytes())) % SLOTS
 }
 
 #[cfg(test)]
