@@ -9,11 +9,11 @@
 //! With fewer pairs it also assumes a normal distribution or a mixture of normal ones of different width.
 //! Longer tails make the interval wider than necessary (Benjamini 1983). A program with two speeds breaks
 //! the assumption; `cargo xtask bench verdicts` measures the error on real programs. So few pairs also say
-//! little about their own noise, so that of all trials is pooled, as if they were alike in it; a pair that
+//! little about their own noise. So that of all trials is pooled, as if they were alike in it. A pair that
 //! is noisier than that keeps its own.
 //! Sources: repeated confidence intervals (Jennison, Turnbull 1989), error spending (Lan, DeMets 1983),
-//! Student's interval for few pairs, the residuals of a two-way table (Fisher 1925), the interval of the signed-rank test (Wilcoxon 1945; Hodges, Lehmann
-//! 1963).
+//! Student's interval for few pairs, the interval of the signed-rank test (Wilcoxon 1945; Hodges, Lehmann
+//! 1963). The pooled noise is that of the residuals of a two-way table (Fisher 1925).
 
 use crate::stats::{Ratio, logarithms, mean_and_variance, ratio_of_medians, student_interval};
 use std::iter::successors;
@@ -100,9 +100,9 @@ fn few_pairs(logs: &[f64], trials: &[Vec<u64>], error: f64) -> Option<(f64, f64)
     Some(student_interval(mean, variance / logs.len() as f64, freedom, error))
 }
 
-/// Returns the variance of the log time of one run and its degrees of freedom, from what is left of it once
-/// the means of its trial and of its round are taken out. It takes the trials that ran in each of so many
-/// rounds. None for fewer than two of them.
+/// Returns the variance of the log time of one run and its degrees of freedom, in so many rounds. The means
+/// of each trial and of each round are taken out first. Ignores trials that did not run in all of these
+/// rounds. None for fewer than two others.
 fn pooled_variance(trials: &[Vec<u64>], rounds: usize) -> Option<(f64, usize)> {
     let is_whole = |runs: &&Vec<u64>| runs.len() >= rounds && !runs[..rounds].contains(&0);
     let whole: Vec<Vec<f64>> =

@@ -251,9 +251,10 @@ fn why_no_state(alone: &Verdict, all: &[&StateTrials]) -> String {
 #[cfg(test)]
 mod tests {
     use super::super::tests::trial;
-    use super::super::{BASE, Stopping, compare_trials};
+    use super::super::{BASE, compare_trials};
     use super::*;
     use crate::exit::Exit;
+    use crate::sequential::Stopping;
 
     fn trials_in(state: MemoryState, times: &[(&str, u64)]) -> StateTrials {
         let mut trials: Vec<Trial> =

@@ -4,7 +4,7 @@ use super::COPIES_MAX;
 
 /// The number of slots of a cluster.
 const SLOTS: usize = 16384;
-/// The most keys that are tried for a copy. With two masters, each is on the right one with a chance of a half.
+/// The most keys that are tried for a copy. With two masters, half of all keys are on the right one.
 const SALTS: u8 = 64;
 
 /// The keys of the copies of one hash: the number at the end of each.
@@ -80,17 +80,17 @@ impl SlotMap {
         let first = last.map_or(0, |last| last.wrapping_add(1));
         let mut salts = before.unwrap_or_default();
         let mut taken: Vec<u16> = Vec::new();
-        for copy in 0..copies {
+        for salt_of_copy in salts.iter_mut().take(copies) {
             let is_free = |salt: u8| {
                 let master = self.owner[slot(&key(salt))];
                 master.filter(|master| !taken.contains(master)).map(|master| (salt, master))
             };
             let is_trusted =
                 |salt: &u8| !distrusted.get(slot(&key(*salt))).is_some_and(|lost| *lost);
-            let kept = before.map(|salts| salts[copy]).filter(is_trusted);
+            let kept = before.map(|_| *salt_of_copy).filter(is_trusted);
             let others = (0..SALTS).map(|step| first.wrapping_add(step));
             let (salt, master) = kept.into_iter().chain(others).find_map(is_free)?;
-            salts[copy] = salt;
+            *salt_of_copy = salt;
             taken.push(master);
         }
         Some(salts)

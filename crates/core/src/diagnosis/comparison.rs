@@ -1,0 +1,145 @@
+//! The comparison of trials with the command as it is, and which of them need more rounds.
+
+use super::{AS_IS, BASE, Basis, GAIN_MIN, Trial, Worth, is_candidate, worth};
+use crate::sequential::Stopping;
+use crate::stats::{Ratio, median};
+
+/// Two trials with page faults that differ by at most this share ran on the same pages. A huge page takes one
+/// fault where base pages take 512.
+const FAULTS_ALIKE: f64 = 0.05;
+
+/// Fills in each trial's speed-ups against the trials named [`AS_IS`] and [`BASE`]. A trial that needed no
+/// more rounds before the time was up was decided by a look.
+pub fn compare_trials(trials: &mut [Trial], stopping: Stopping, basis: Basis) {
+    let times: Vec<Vec<u64>> = trials.iter().map(|trial| basis.beyond_start_ns(trial)).collect();
+    let runs_of = |name: &str| trials.iter().position(|t| t.name == name).map(|at| &times[at]);
+    let (as_is, base) = (runs_of(AS_IS), runs_of(BASE));
+    // A trial that ran once is not compared.
+    let comparisons = times.iter().filter(|runs| runs.len() > 1).count().saturating_sub(1);
+    let rounds = trials.iter().map(|trial| trial.runs_ns.len()).max().unwrap_or(0);
+    for (trial, own) in trials.iter_mut().zip(&times) {
+        let was_dropped = stopping == Stopping::TimeUp && own.len() < rounds;
+        let stopping = if was_dropped { Stopping::Sequential } else { stopping };
+        let over = |runs: Option<&Vec<u64>>, name: &str| match runs {
+            Some(runs) if trial.name != name => stopping.ratio(runs, own, &times, comparisons),
+            _ => None,
+        };
+        (trial.speedup, trial.speedup_over_base) = (over(as_is, AS_IS), over(base, BASE));
+    }
+}
+
+/// Returns which trials ran on the same pages as the command as it is: without large pages at the peak of
+/// memory, and with as many page faults. Where that is true of all, it returns none of them: their times then
+/// show that nothing helps.
+pub fn on_same_pages(trials: &[Trial]) -> Vec<bool> {
+    let Some(as_is) = trials.iter().find(|t| t.name == AS_IS) else {
+        return vec![false; trials.len()];
+    };
+    let faults = |t: &Trial| median(&t.fault_counts).map(|count| count as f64);
+    let is_same = |t: &Trial| {
+        let ratio = faults(t).zip(faults(as_is)).map(|(count, of_as_is)| count / of_as_is);
+        [t, as_is].iter().all(|t| t.took.bytes == Some(0))
+            && ratio.is_some_and(|ratio| (ratio - 1.0).abs() <= FAULTS_ALIKE)
+    };
+    let is_all = trials.iter().filter(|t| is_candidate(t)).all(is_same);
+    trials.iter().map(|t| is_candidate(t) && !is_all && is_same(t)).collect()
+}
+
+/// Returns which trials need more rounds, after [`compare_trials`]. None does once the answer is settled.
+///
+/// A trial needs none if it is surely worth having, or surely gains less than 2 %. Once another one is surely
+/// worth having, it needs none either if it is surely slower than that, or has not been faster so far: the
+/// verdict is a gain in any case. A trial on the same pages as the first one needs none. The first trial, and
+/// that named `check`, run as long as any other.
+pub fn undecided(trials: &[Trial]) -> Vec<bool> {
+    let Some(as_is) = trials.iter().find(|t| t.name == AS_IS) else {
+        return vec![false; trials.len()];
+    };
+    let is_sure = |t: &&Trial| t.speedup.is_some_and(|s| s.low >= 1.0 + GAIN_MIN);
+    let candidates = trials.iter().filter(|t| is_candidate(t));
+    let gains = candidates.filter(is_sure).filter(|t| worth(t, as_is) == Worth::Gain);
+    let gains: Vec<Ratio> = gains.filter_map(|t| t.speedup).collect();
+    let reached = gains.iter().map(|s| s.low).fold(1.0 + GAIN_MIN, f64::max);
+    let best = gains.iter().map(|s| s.value).fold(0.0, f64::max);
+    let is_open = |t: &Trial| {
+        let may_win = t.speedup.is_none_or(|s| s.high >= reached && s.value > best);
+        t.exit == as_is.exit && !is_sure(&t) && may_win
+    };
+    let same = on_same_pages(trials);
+    let open: Vec<bool> = trials
+        .iter()
+        .zip(same)
+        .map(|(t, is_same)| is_candidate(t) && !is_same && is_open(t))
+        .collect();
+    let any = open.contains(&true);
+    trials.iter().zip(open).map(|(t, is_open)| is_open || (any && !is_candidate(t))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{trial, unclear};
+    use super::super::{CHECK, Took};
+    use super::*;
+    use crate::exit::Exit;
+
+    fn undecided_of(mut trials: Vec<Trial>) -> Vec<bool> {
+        compare_trials(&mut trials, Stopping::Sequential, Basis::Elapsed);
+        undecided(&trials)
+    }
+
+    #[test]
+    fn rounds_go_on_for_what_could_still_be_the_answer() {
+        let as_is = || trial(AS_IS, 1_300, 100, 0.0);
+        let thp = |ms| trial("thp-2M", ms, 100, 0.98);
+        assert_eq!(undecided_of(vec![as_is(), thp(1_000)]), [false; 2], "a clear gain");
+        assert_eq!(undecided_of(vec![as_is(), thp(1_300)]), [false; 2], "no gain");
+        assert_eq!(undecided_of(vec![as_is(), unclear()]), [true; 2]);
+        let check = trial(CHECK, 1_300, 100, 0.0);
+        assert_eq!(undecided_of(vec![as_is(), check, unclear()]), [true; 3]);
+        let slower = undecided_of(vec![as_is(), unclear(), trial("all-2M", 600, 100, 1.0)]);
+        assert_eq!(slower, [false; 3], "another one is surely faster");
+        let others = [BASE, "stack-2M"].map(|name| trial(name, 1_300, 100, 0.0));
+        let noisy_with = |ms| {
+            let gain = trial("all-2M", ms, 100, 1.0);
+            undecided_of([vec![as_is(), unclear(), gain], others.to_vec()].concat())
+        };
+        assert_eq!(noisy_with(1_150), [false; 5], "another one gains, and was faster so far");
+        assert!(noisy_with(1_240)[1], "another one may gain");
+        let mut crashed = unclear();
+        crashed.exit = Exit::Signal(11);
+        assert_eq!(undecided_of(vec![as_is(), crashed]), [false; 2]);
+        let large = trial("thp-2M", 1_000, 1_000, 0.98);
+        assert_eq!(undecided_of(vec![as_is(), unclear(), large]), [true, true, false]);
+    }
+
+    #[test]
+    fn a_trial_on_the_same_pages_runs_once() {
+        let of = |name, bytes, faults: u64, runs| {
+            let mut trial = Trial { took: Took::default(), ..trial(name, 1_300, 100, 0.0) };
+            (trial.took.bytes, trial.fault_counts) = (bytes, vec![faults; runs]);
+            trial.runs_ns.truncate(runs);
+            trial
+        };
+        let after_first = |as_is, base, thp: (Option<u64>, u64)| {
+            undecided_of(vec![
+                of(AS_IS, as_is, 1_000, 1),
+                of(BASE, base, 1_010, 1),
+                of("thp-2M", thp.0, thp.1, 1),
+            ])
+        };
+        let large = (Some(1 << 21), 500);
+        assert_eq!(after_first(Some(0), Some(0), large), [true, false, true]);
+        assert_eq!(
+            after_first(Some(1 << 21), Some(0), large),
+            [true; 3],
+            "as it is has large pages"
+        );
+        assert_eq!(after_first(Some(0), None, large), [true; 3], "nothing is known");
+        assert_eq!(
+            after_first(Some(0), Some(0), (Some(0), 500)),
+            [true, false, true],
+            "gone early"
+        );
+        assert_eq!(after_first(Some(0), Some(0), (Some(0), 1_000)), [true; 3], "nothing helps");
+    }
+}
