@@ -76,22 +76,25 @@ impl SlotMap {
         distrusted: &[bool],
         key: impl Fn(u8) -> String,
     ) -> Option<Salts> {
-        let last = before.and_then(|salts| salts.into_iter().max());
-        let first = last.map_or(0, |last| last.wrapping_add(1));
-        let mut salts = before.unwrap_or_default();
+        let master = |salt: u8| self.owner[slot(&key(salt))];
+        let is_trusted = |salt: &u8| !distrusted.get(slot(&key(*salt))).is_some_and(|lost| *lost);
         let mut taken: Vec<u16> = Vec::new();
-        for salt_of_copy in salts.iter_mut().take(copies) {
-            let is_free = |salt: u8| {
-                let master = self.owner[slot(&key(salt))];
-                master.filter(|master| !taken.contains(master)).map(|master| (salt, master))
+        let mut take = |salt: u8| {
+            let free = master(salt).filter(|master| !taken.contains(master))?;
+            taken.push(free);
+            Some(salt)
+        };
+        let known = before.as_ref().map_or(&[][..], |salts| &salts[..copies]);
+        let kept = |salt: &u8| Some(*salt).filter(is_trusted).and_then(&mut take);
+        let kept: Vec<Option<u8>> = known.iter().map(kept).collect();
+        let next = known.iter().max().map_or(0, |last| last.wrapping_add(1));
+        let mut others = (0..SALTS).map(|step| next.wrapping_add(step));
+        let mut salts = before.unwrap_or_default();
+        for (copy, salt) in salts.iter_mut().enumerate().take(copies) {
+            *salt = match kept.get(copy).copied().flatten() {
+                Some(kept) => kept,
+                None => others.find_map(&mut take)?,
             };
-            let is_trusted =
-                |salt: &u8| !distrusted.get(slot(&key(*salt))).is_some_and(|lost| *lost);
-            let kept = before.map(|_| *salt_of_copy).filter(is_trusted);
-            let others = (0..SALTS).map(|step| first.wrapping_add(step));
-            let (salt, master) = kept.into_iter().chain(others).find_map(is_free)?;
-            *salt_of_copy = salt;
-            taken.push(master);
         }
         Some(salts)
     }
