@@ -396,8 +396,8 @@ fn trials_of(
     let with_runs = recipes.iter().zip(finished).filter(|(_, runs)| !runs.is_empty());
     let mut trials: Vec<Trial> = with_runs.map(|(recipe, runs)| trial_of(recipe, runs)).collect();
     compare_trials(&mut trials, stopping, basis);
-    for (trial, is_same) in on_same_pages(&trials).into_iter().enumerate() {
-        let trial = &mut trials[trial];
+    let same = on_same_pages(&trials);
+    for (trial, is_same) in trials.iter_mut().zip(same) {
         if is_same && trial.runs_ns.len() == 1 {
             trial.took.why = Some("the same pages as without it, so it ran once".into());
         }

@@ -1,86 +1,13 @@
 //! `pagetax remote` with real servers and real programs: servers die while they run.
 
+mod paged;
 mod serve;
 
+use paged::{right_answer, start};
 use serve::{PAGETAX, Serve};
-use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, ChildStdin, Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
-
-/// Fills pages, each with what it alone has; when told to go on, checks all, changes all, checks again.
-const PAGES: &str = "
-import hashlib, sys
-PAGES = 5000
-pages = bytearray(PAGES * 4096)
-def page(number, turn):
-    return hashlib.sha256(b'%d %d' % (number, turn)).digest() * 128
-def put(turn):
-    for n in range(PAGES): pages[n * 4096:n * 4096 + 4096] = page(n, turn)
-def check(turn):
-    for n in range(PAGES): assert pages[n * 4096:n * 4096 + 4096] == page(n, turn), (n, turn)
-put(0)
-print('filled', flush=True)
-sys.stdin.readline()
-check(0); put(1); check(1)
-print(hashlib.sha256(pages).hexdigest(), flush=True)
-";
-
-/// A paged program that has filled its pages and waits.
-struct Waiting {
-    child: Child,
-    go: ChildStdin,
-    output: BufReader<std::process::ChildStdout>,
-}
-
-/// Starts the program. Prints a skip and returns None if this user may not page.
-fn start(options: &[&str]) -> Option<Waiting> {
-    let mut child = Command::new(PAGETAX)
-        .args(["remote", "--resident", "12M"])
-        .args(options)
-        .args(["--", "/usr/bin/python3", "-c", PAGES])
-        .env_remove("LD_PRELOAD")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let go = child.stdin.take().unwrap();
-    let mut output = BufReader::new(child.stdout.take().unwrap());
-    let mut line = String::new();
-    output.read_line(&mut line).unwrap();
-    if line != "filled\n" {
-        let errors = child.wait_with_output().unwrap().stderr;
-        let errors = String::from_utf8_lossy(&errors);
-        assert!(errors.contains("userfaultfd") || errors.contains("not found"), "{errors}");
-        println!("SKIP: {}", errors.trim());
-        return None;
-    }
-    Some(Waiting { child, go, output })
-}
-
-impl Waiting {
-    /// Lets it go on; its last line and how it ended.
-    fn finish(mut self) -> (String, Output) {
-        self.go.write_all(b"go\n").unwrap();
-        let mut line = String::new();
-        self.output.read_line(&mut line).unwrap();
-        (line.trim().into(), self.child.wait_with_output().unwrap())
-    }
-}
-
-/// Returns the program's output without paging.
-fn right_answer() -> String {
-    let mut child = Command::new("/usr/bin/python3")
-        .args(["-c", PAGES])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    child.stdin.take().unwrap().write_all(b"go\n").unwrap();
-    let output = child.wait_with_output().unwrap();
-    String::from_utf8(output.stdout).unwrap().lines().nth(1).unwrap().into()
-}
 
 #[test]
 fn a_program_outlives_one_of_two_servers() {

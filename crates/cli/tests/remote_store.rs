@@ -1,65 +1,16 @@
 //! `pagetax remote --store` with a real Redis cluster: its servers die while programs run.
 
+mod paged;
 #[path = "../../remote/tests/redis_server/mod.rs"]
 mod redis_server;
 
+use paged::{right_answer, start};
 use redis_server::{RedisServer, url_of};
-use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 const PAGETAX: &str = env!("CARGO_BIN_EXE_pagetax");
-
-/// Fills pages, each with what it alone has. When told to go on, it checks all, changes all, checks again.
-const PAGES: &str = "
-import hashlib, sys
-PAGES = 4000
-pages = bytearray(PAGES * 4096)
-def page(number, turn):
-    return hashlib.sha256(b'%d %d' % (number, turn)).digest() * 128
-def put(turn):
-    for n in range(PAGES): pages[n * 4096:n * 4096 + 4096] = page(n, turn)
-def check(turn):
-    for n in range(PAGES): assert pages[n * 4096:n * 4096 + 4096] == page(n, turn), (n, turn)
-put(0)
-print('filled', flush=True)
-sys.stdin.readline()
-check(0); put(1); check(1)
-print('right', flush=True)
-";
-
-fn remote(options: &[&str], command: &[&str]) -> Command {
-    let mut remote = Command::new(PAGETAX);
-    remote.args(["remote", "--resident", "8M"]).args(options).arg("--").args(command);
-    remote.env_remove("LD_PRELOAD").stdin(Stdio::piped());
-    remote.stdout(Stdio::piped()).stderr(Stdio::piped());
-    remote
-}
-
-/// Starts the program. Prints a skip and returns None if this user may not page.
-fn filled(options: &[&str]) -> Option<(Child, BufReader<std::process::ChildStdout>)> {
-    let mut child = remote(options, &["/usr/bin/python3", "-c", PAGES]).spawn().unwrap();
-    let mut output = BufReader::new(child.stdout.take().unwrap());
-    let mut line = String::new();
-    output.read_line(&mut line).unwrap();
-    if line == "filled\n" {
-        return Some((child, output));
-    }
-    let errors = child.wait_with_output().unwrap().stderr;
-    let errors = String::from_utf8_lossy(&errors);
-    assert!(errors.contains("userfaultfd") || errors.contains("not found"), "{errors}");
-    println!("SKIP: {}", errors.trim());
-    None
-}
-
-/// Lets the program go on. Returns its last line and its end.
-fn finish(mut child: Child, mut output: BufReader<std::process::ChildStdout>) -> (String, Output) {
-    child.stdin.take().unwrap().write_all(b"go\n").unwrap();
-    let mut line = String::new();
-    output.read_line(&mut line).unwrap();
-    (line, child.wait_with_output().unwrap())
-}
 
 /// Starts a cluster that soon notices a failed master, and goes on without its slots.
 fn cluster() -> Option<Vec<RedisServer>> {
@@ -82,14 +33,13 @@ fn kill(server: &mut RedisServer) {
 fn a_program_outlives_a_master_of_a_cluster() {
     let Some(mut nodes) = cluster() else { return };
     let url = url_of(&nodes);
-    let Some((child, output)) = filled(&["--store", &url, "--copies", "2", "--stats"]) else {
-        return;
-    };
+    let Some(program) = start(&["--store", &url, "--copies", "2", "--stats"]) else { return };
     assert!(nodes.iter().all(|node| node.say("DBSIZE").trim() != ":0"), "pages lie elsewhere");
     kill(&mut nodes[1]);
-    let (line, output) = finish(child, output);
+    let (answer, output) = program.finish();
     let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && line == "right\n", "{:?}: {line}{errors}", output.status);
+    assert!(output.status.success(), "{:?}: {errors}", output.status);
+    assert_eq!(answer, right_answer());
     assert!(errors.contains("demand_page_in_count "), "nothing was paged: {errors}");
     // The pages of a program that has ended do not outlive it for long.
     let until = Instant::now() + Duration::from_secs(60);
@@ -103,14 +53,35 @@ fn a_program_outlives_a_master_of_a_cluster() {
 fn a_page_that_the_engine_lost_is_sigbus_and_a_line_that_names_it() {
     let Some(redis) = RedisServer::start(&["--requirepass", "swordfish"]) else { return };
     let url = redis.url().replace("redis://", "redis://:swordfish@");
-    let Some((child, output)) = filled(&["--store", &url]) else { return };
+    let Some(program) = start(&["--store", &url]) else { return };
     redis.say("FLUSHALL");
-    let (line, output) = finish(child, output);
+    let (answer, output) = program.finish();
     let errors = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.signal(), Some(libc::SIGBUS), "{errors}");
-    assert_eq!(line, "");
+    assert_eq!(answer, "");
     assert!(errors.contains("SIGBUS at 0x") && errors.contains("is lost"), "{errors}");
     assert!(!errors.contains("swordfish"), "{errors}");
+}
+
+#[test]
+fn a_store_that_stays_away_is_waited_for_as_long_as_asked() {
+    let Some(mut redis) = RedisServer::start(&[]) else { return };
+    let Some(program) = start(&["--store", &redis.url(), "--unreachable", "1s"]) else { return };
+    kill(&mut redis);
+    let since = Instant::now();
+    let (answer, output) = program.finish();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!((output.status.signal(), answer.as_str()), (Some(libc::SIGBUS), ""), "{errors}");
+    assert!(errors.contains("SIGBUS at 0x") && errors.contains("cannot reach"), "{errors}");
+    // The default is half a minute.
+    assert!(since.elapsed() < Duration::from_secs(20), "{:?}", since.elapsed());
+}
+
+/// Returns a command that says if it ran.
+fn echo(options: &[&str]) -> Command {
+    let mut remote = Command::new(PAGETAX);
+    remote.args(["remote", "--resident", "12M"]).args(options).args(["--", "echo", "it ran"]);
+    remote
 }
 
 #[test]
@@ -127,13 +98,13 @@ fn stores_that_will_not_do_are_told_before_the_program_starts() {
         (&["--store", &format!("rediss://:swordfish@{at}")], &at),
     ];
     for (options, remedy) in tries {
-        let output = remote(options, &["echo", "it ran"]).output().unwrap();
+        let output = echo(options).output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(said.contains(remedy), "{options:?}: {said}");
         assert!(!said.contains("wrong-secret") && !said.contains("swordfish"), "{said}");
         assert!(!output.status.success() && output.stdout.is_empty(), "{options:?}: {output:?}");
     }
-    let by_variable = remote(&["--store", &format!("valkey://{at}")], &["echo", "it ran"])
+    let by_variable = echo(&["--store", &format!("valkey://{at}")])
         .env("REDISCLI_AUTH", "swordfish")
         .output()
         .unwrap();

@@ -119,18 +119,13 @@ impl Paged {
             }
             _ => settings,
         };
-        let defaults = PagerOptions::resident(settings.resident.0);
         let options = PagerOptions {
             overcommit: true,
             log: Some(Arc::new(log)),
             spin: settings.spin,
             eviction_method: settings.eviction_method,
             keep_awake: settings.keep_awake,
-            unreachable_limit: settings
-                .store
-                .unreachable_limit()
-                .unwrap_or(defaults.unreachable_limit),
-            ..defaults
+            ..PagerOptions::resident(settings.resident.0)
         };
         let store = settings.store.open(Some(Arc::new(log)))?;
         let region = RemoteRegion::map(store, settings.address_space.0, options);

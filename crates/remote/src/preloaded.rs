@@ -222,15 +222,6 @@ impl StoreSettings {
             StoreSettings::Engine(engine) => Arc::new(engine.connect(log)?),
         })
     }
-
-    /// Returns the time for which the pager waits for a store that does not answer; none if the store itself
-    /// waits.
-    pub fn unreachable_limit(&self) -> Option<Duration> {
-        match self {
-            StoreSettings::Engine(engine) => Some(engine.unreachable),
-            _ => None,
-        }
-    }
 }
 
 impl EngineSettings {
@@ -273,6 +264,7 @@ impl EngineSettings {
             copies: self.copies,
             tls: self.tls.clone(),
             insecure: self.insecure,
+            unreachable: self.unreachable,
             log,
             ..EngineOptions::new(self.url.clone())
         };

@@ -136,6 +136,12 @@ pub trait PageStore: Send + Sync {
         Vec::new()
     }
 
+    /// Returns the time for which the pager repeats a read that is [`StoreError::Unreachable`]. None leaves
+    /// that to the options of the pager.
+    fn unreachable_limit(&self) -> Option<Duration> {
+        None
+    }
+
     /// Returns the number of pages that the store holds and can take.
     ///
     /// # Errors

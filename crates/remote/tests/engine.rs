@@ -67,7 +67,7 @@ fn kill(server: &mut RedisServer) {
 #[test]
 fn with_two_copies_a_master_of_a_redis_cluster_may_die() {
     let Some(mut nodes) = RedisServer::start_cluster(3) else { return };
-    // Else a cluster without replicas serves nothing once a master has failed.
+    // A cluster without replicas would otherwise serve nothing once a master has failed.
     nodes.iter().for_each(|node| {
         node.say("CONFIG SET cluster-require-full-coverage no");
         node.say("CONFIG SET cluster-node-timeout 1000");

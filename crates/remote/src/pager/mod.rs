@@ -125,6 +125,8 @@ impl RemoteRegion {
         }
         let no_key = |source| PagerError::System { what: "drawing the key of checksums", source };
         draw_key().map_err(no_key)?;
+        let unreachable_limit = store.unreachable_limit().unwrap_or(options.unreachable_limit);
+        let options = PagerOptions { unreachable_limit, ..options };
         let region = store.create_region(pages, options.overcommit)?;
         let started = Self::start(&store, pages as usize, region, options);
         if started.is_err() {

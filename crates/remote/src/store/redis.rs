@@ -17,12 +17,13 @@ mod session;
 pub use address::EngineTls;
 
 use super::{Capacity, PageReader, PageStore, PageWriter, RegionId, StoreError};
+use crate::client::cluster::UNREACHABLE;
 use crate::pager::Log;
 use crate::random;
 use address::Address;
 use placement::{Salts, SlotMap};
 use redis::{Cmd, ErrorKind, FromRedisValue, RedisError, RedisResult, ServerErrorKind};
-use session::{RedisLink, RedisSession};
+use session::{RedisLink, RedisSession, on_key};
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -58,6 +59,8 @@ pub struct EngineOptions {
     pub insecure: bool,
     /// The timeout of the connect and of each command.
     pub answer_within: Duration,
+    /// The time without a reply after which an access to a page fails.
+    pub unreachable: Duration,
     /// The time to live of pages that nobody renews: a client that is stopped for longer loses them.
     pub life: Duration,
     /// The interval between two renewals of all pages.
@@ -77,6 +80,7 @@ impl EngineOptions {
             tls: EngineTls::default(),
             insecure: false,
             answer_within: Duration::from_secs(5),
+            unreachable: UNREACHABLE,
             life: Duration::from_secs(3600),
             renew_every: Duration::from_secs(600),
             check_every: Duration::from_secs(1),
@@ -178,9 +182,7 @@ impl RedisStore {
         }
         let info: String = shared.ask_node(&address, redis::cmd("INFO").arg("cluster"))?;
         shared.is_cluster = field(&info, "cluster_enabled") == Some("1");
-        if shared.is_cluster {
-            shared.look_at_slots()?;
-        }
+        let nodes = shared.nodes()?;
         let masters = if shared.is_cluster { shared.slots().masters_with_slots() } else { 1 };
         if masters < shared.options.copies {
             let why = format!(
@@ -190,7 +192,7 @@ impl RedisStore {
             );
             return Err(StoreError::Refused { server: server(), why });
         }
-        shared.nodes()?.iter().try_for_each(|node| shared.check_node(node))?;
+        nodes.iter().try_for_each(|node| shared.check_node(node))?;
         let shared = Arc::new(shared);
         let renewing = shared.clone();
         let renewer =
@@ -410,6 +412,10 @@ impl PageStore for RedisStore {
         format!("{copies}{}{kind} at {}", shared.engine, shared.address.label())
     }
 
+    fn unreachable_limit(&self) -> Option<Duration> {
+        Some(self.shared.options.unreachable)
+    }
+
     fn capacity(&self) -> Result<Capacity, StoreError> {
         self.shared.capacity()
     }
@@ -434,11 +440,7 @@ impl PageStore for RedisStore {
             .flat_map(|(tag, hash)| shared.keys_to_read(id, *tag, *hash))
             .collect();
         // DEL, not UNLINK, so that the memory can be reused at once.
-        let delete = |key: &String| std::mem::take(redis::cmd("DEL").arg(key));
-        keys.chunks(BATCH).try_for_each(|keys| {
-            session.run(|| keys.iter().map(delete).collect())?;
-            Ok(())
-        })
+        session.run_each(&keys, |key| on_key("DEL", key))
     }
 
     fn drop_region_at_end(&self, _: RegionId) {

@@ -76,9 +76,9 @@ impl Address {
         let login = format!("redis://{login}@localhost").into_connection_info();
         let login =
             login.map_err(|_| refused("its user or password is not encoded as in a URL"))?;
-        let nodes = hosts.split(',').map(|host| host_and_port(host).ok_or(host));
-        let nodes: Result<Vec<_>, &str> = nodes.collect();
-        let nodes = nodes.map_err(|host| refused(&format!("`{host}` is no host and port")))?;
+        // What stands for a host may be a password, where the @ is missing.
+        let nodes: Option<Vec<_>> = hosts.split(',').map(host_and_port).collect();
+        let nodes = nodes.ok_or_else(|| refused("it needs a host, or a host and a port"))?;
         let certificates = is_tls.then(|| tls.read()).transpose();
         let in_variable = || PASSWORDS.iter().find_map(|name| std::env::var(name).ok());
         let password = login.redis_settings().password().map(String::from).or_else(in_variable);
@@ -129,7 +129,7 @@ impl Address {
         if let Some(password) = &self.password {
             login = login.set_password(password);
         }
-        // Else each page-in waits for the kernel to gather more to send.
+        // Without it, each page-in would wait for the kernel to gather more to send.
         let tcp = TcpSettings::default().set_nodelay(true);
         Ok(info.set_redis_settings(login).set_tcp_settings(tcp))
     }
@@ -218,8 +218,14 @@ mod tests {
 
     #[test]
     fn a_wrong_address_is_refused_without_its_password() {
-        let wrong =
-            ["http://:secret@a", "a:1", "valkey://", "valkey://:secret@a:x", "redis://:secret@a/b"];
+        let wrong = [
+            "http://:secret@a",
+            "a:1",
+            "valkey://",
+            "valkey://:secret@a:x",
+            "redis://:secret@a/b",
+            "redis://:secret",
+        ];
         for url in wrong {
             let refused = parse(url).err().unwrap_or_else(|| panic!("{url} was taken"));
             assert!(refused.contains("valkey://HOST") && !refused.contains("secret"), "{refused}");

@@ -20,7 +20,8 @@ pub(super) struct SlotMap {
 }
 
 impl SlotMap {
-    /// Reads the reply to `CLUSTER NODES`: `id host:port@bus[,name] flags …` and, after seven words, slots.
+    /// Reads the reply to `CLUSTER NODES`: `id host:port@bus[,name] flags …` and, from the ninth word on, the
+    /// slots.
     pub fn parse(nodes: &str) -> SlotMap {
         let mut map = SlotMap { owner: vec![None; SLOTS], masters: Vec::new() };
         for line in nodes.lines() {

@@ -2,8 +2,8 @@
 //! of the cluster has put on one master.
 
 use super::placement::SlotMap;
-use super::session::{RedisSession, expire};
-use super::{BATCH, RENEW_AT_END, RedisState};
+use super::session::{RedisSession, expire, on_key};
+use super::{RENEW_AT_END, RedisState};
 use crate::store::{RegionId, StoreError};
 use redis::{Cmd, Value};
 use std::sync::atomic::Ordering;
@@ -77,18 +77,19 @@ impl RedisState {
             })
             .collect();
         let mut session = RedisSession::new(self.clone())?;
-        keys.chunks(BATCH).try_for_each(|keys| {
-            session.run(|| keys.iter().map(|key| expire(key, self.life())).collect())?;
-            Ok(())
-        })
+        session.run_each(&keys, |key| expire(key, self.life()))
     }
 
     /// Moves copies if the slots have changed since they were settled.
     fn look_after_copies(self: &Arc<Self>, watch: &mut Watch) {
-        if self.look_at_slots().is_err() || self.slots() == watch.settled {
+        if self.look_at_slots().is_err() {
             return;
         }
         let slots = self.slots();
+        if slots == watch.settled && watch.moves.is_empty() {
+            watch.changed = None;
+            return;
+        }
         let since = *watch.changed.get_or_insert_with(Instant::now);
         if !slots.is_whole() && since.elapsed() < WITHOUT_MASTER {
             return;
@@ -169,13 +170,13 @@ impl RedisSession {
         let old = one.before.iter().filter(|key| !one.after.contains(key));
         for key in old {
             // A key whose master is gone expires.
-            let _ = self.run(|| vec![std::mem::take(redis::cmd("DEL").arg(key))]);
+            let _ = self.run(|| vec![on_key("DEL", key)]);
         }
         Ok(())
     }
 
     fn copy_hash(&mut self, from: &str, to: &[&String]) -> Result<(), StoreError> {
-        let reply = self.run(|| vec![std::mem::take(redis::cmd("HGETALL").arg(from))])?;
+        let reply = self.run(|| vec![on_key("HGETALL", from)])?;
         let Some(Value::Array(fields)) = reply.into_iter().next() else {
             return Ok(());
         };
@@ -183,7 +184,9 @@ impl RedisSession {
         let put = |key: &&String| -> Vec<Cmd> {
             let set = |pair: &[Value]| match pair {
                 [Value::BulkString(page), Value::BulkString(bytes)] => {
-                    Some(std::mem::take(redis::cmd("HSETNX").arg(*key).arg(page).arg(bytes)))
+                    let mut command = on_key("HSETNX", key);
+                    command.arg(page).arg(bytes);
+                    Some(command)
                 }
                 _ => None,
             };

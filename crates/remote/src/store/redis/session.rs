@@ -8,6 +8,7 @@ use crate::store::{
 use redis::cluster::{ClusterConnection, cluster_pipe};
 use redis::{Cmd, Connection, ErrorKind, RedisError, RedisResult, Value};
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -61,6 +62,18 @@ impl RedisSession {
         }
     }
 
+    /// Runs a command on each of these keys, so many at a time that no reply has to wait for long.
+    pub fn run_each(
+        &mut self,
+        keys: &[String],
+        command: impl Fn(&str) -> Cmd,
+    ) -> Result<(), StoreError> {
+        keys.chunks(BATCH).try_for_each(|keys| {
+            self.run(|| keys.iter().map(|key| command(key)).collect())?;
+            Ok(())
+        })
+    }
+
     fn run_once(&mut self, commands: &impl Fn() -> Vec<Cmd>) -> Result<Vec<Value>, StoreError> {
         let mut link = match self.link.take() {
             Some(link) => link,
@@ -84,7 +97,7 @@ impl RedisSession {
         into: &mut [u8],
     ) -> Result<Result<(), (u64, &'static str)>, StoreError> {
         let pages = first..first + macs.len() as u64;
-        let values = self.run(|| vec![fetch(key, pages.clone())])?;
+        let values = self.run(|| vec![on_pages("HMGET", key, pages.clone())])?;
         let values = values.into_iter().next();
         let pages = self.pages_of(values, macs.len())?;
         let wanted = macs.iter().zip(into.chunks_exact_mut(PAGE_BYTES));
@@ -210,20 +223,23 @@ fn proves(bytes: &[u8], mac: &PageMac) -> bool {
     bytes.len() == PAGE_BYTES && PageMac::of(bytes) == *mac
 }
 
-/// Returns the command that reads pages of a hash.
-fn fetch(key: &str, pages: impl Iterator<Item = u64>) -> Cmd {
-    let mut command = redis::cmd("HMGET");
+/// Returns a command on a key, to which more arguments can be added.
+pub(super) fn on_key(name: &str, key: &str) -> Cmd {
+    let mut command = redis::cmd(name);
     command.arg(key);
-    pages.for_each(|page| {
-        command.arg(page);
-    });
+    command
+}
+
+/// Returns a command on pages of a hash.
+fn on_pages(name: &str, key: &str, pages: Range<u64>) -> Cmd {
+    let mut command = on_key(name, key);
+    command.arg(pages.collect::<Vec<u64>>());
     command
 }
 
 /// Returns the command that writes adjacent pages of a hash.
 fn store(key: &str, first: u64, pages: &[u8]) -> Cmd {
-    let mut command = redis::cmd("HSET");
-    command.arg(key);
+    let mut command = on_key("HSET", key);
     for (page, bytes) in (first..).zip(pages.chunks_exact(PAGE_BYTES)) {
         command.arg(page).arg(bytes);
     }
@@ -232,7 +248,9 @@ fn store(key: &str, first: u64, pages: &[u8]) -> Cmd {
 
 /// Returns the command that sets the life of a hash.
 pub(super) fn expire(key: &str, life: Duration) -> Cmd {
-    std::mem::take(redis::cmd("PEXPIRE").arg(key).arg(life.as_millis() as u64))
+    let mut command = on_key("PEXPIRE", key);
+    command.arg(life.as_millis() as u64);
+    command
 }
 
 /// Splits a run where hashes meet. Returns the first page and the count of each part.
@@ -275,7 +293,7 @@ impl PageReader for RedisSession {
         let command = |(page, _): &(u64, PageMac)| {
             let tag = page / TAG_PAGES;
             let salt = shared.hash(id, tag).salts[0];
-            fetch(&shared.key(id, tag, salt), *page..page + 1)
+            on_pages("HMGET", &shared.key(id, tag, salt), *page..page + 1)
         };
         let Ok(values) = self.run(|| wanted.iter().map(command).collect()) else { return };
         for (nth, (value, (_, mac))) in values.into_iter().zip(wanted).enumerate() {
@@ -331,16 +349,8 @@ impl PageWriter for RedisSession {
                 parts.push((start..start + count, self.shared.keys(id, tag, hash.salts)));
             }
         }
-        let delete = |(pages, keys): &(std::ops::Range<u64>, Vec<String>)| -> Vec<Cmd> {
-            let of_key = |key: &String| {
-                let mut command = redis::cmd("HDEL");
-                command.arg(key);
-                pages.clone().for_each(|page| {
-                    command.arg(page);
-                });
-                command
-            };
-            keys.iter().map(of_key).collect()
+        let delete = |(pages, keys): &(Range<u64>, Vec<String>)| -> Vec<Cmd> {
+            keys.iter().map(|key| on_pages("HDEL", key, pages.clone())).collect()
         };
         parts.chunks(BATCH).try_for_each(|parts| {
             match self.run(|| parts.iter().flat_map(delete).collect()) {
