@@ -90,9 +90,14 @@ pub struct Args {
     check: bool,
 
     /// Run all trials of a round at a time on one CPU, and compare their CPU times: finds gains of a few
-    /// percent on machines whose speed varies. For commands that may run several times at once, one task each
-    #[arg(long)]
+    /// percent sooner. For commands that may run several times at once, one task each
+    #[arg(long, conflicts_with = "alone")]
     side_by_side: bool,
+
+    /// Run nothing beside the command. By default a command of one task in a virtual machine shares a CPU
+    /// with a probe of the machine's speed, which varies (docs/diagnose.md#speed-probe)
+    #[arg(long)]
+    alone: bool,
 
     /// States of memory to try as well: found, fragmented, compactable, pressed, forked
     /// (docs/diagnose.md#when). Fragmented memory is made on the whole machine, as root, and put back; --time
@@ -375,6 +380,8 @@ fn trial_of(recipe: &Recipe, runs: &[Finished]) -> Trial {
         median_ns: median(&column(|r| r.wall_ns)).unwrap_or(0),
         user_ns: column(|r| r.usage.user_ns),
         kernel_ns: column(|r| r.usage.kernel_ns),
+        probe_ns: probes(runs),
+        steady_ns: Vec::new(),
         fault_counts: column(|r| r.usage.minor_fault_count + r.usage.major_fault_count),
         start_ns: runs.iter().filter_map(|run| run.start_ns).collect(),
         loads: runs.iter().filter_map(|run| Some(run.load?.0)).collect(),
@@ -384,6 +391,12 @@ fn trial_of(recipe: &Recipe, runs: &[Finished]) -> Trial {
         peak_resident_bytes: median(&peaks),
         exit: failed.unwrap_or(Exit::Code(0)),
     }
+}
+
+/// Returns what the probe saw during each run; nothing if there was none.
+fn probes(runs: &[Finished]) -> Vec<Option<u64>> {
+    let seen: Vec<Option<u64>> = runs.iter().map(|run| run.probe_ns).collect();
+    if seen.iter().all(Option::is_none) { Vec::new() } else { seen }
 }
 
 /// Returns the trials that have runs, compared with the command as it is.

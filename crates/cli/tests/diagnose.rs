@@ -91,6 +91,32 @@ fn runs_share_a_cpu_only_if_the_command_needs_nothing_but_a_cpu() {
 }
 
 #[test]
+fn a_probe_runs_beside_one_task_in_a_virtual_machine() {
+    let counts = "print(sum(i * i for i in range(6_000_000)))";
+    let of = |options: &[&str], argv: &[&str]| {
+        document(&diagnose(&[&["--runs", "2", "--pages", "4K,2M"], options].concat(), argv))
+    };
+    let probes = |diagnosis: &Diagnosis| trial(diagnosis, AS_IS).probe_ns.clone();
+    let alone = of(&["--alone"], &["python3", "-c", counts]);
+    assert!(probes(&alone).is_empty() && trial(&alone, AS_IS).steady_ns.is_empty());
+    let waiting = of(&[], &["sleep", "0.3"]);
+    assert!(probes(&waiting).is_empty() && waiting.basis == Basis::Elapsed);
+    if alone.environment["hypervisor"] == "none" {
+        println!("SKIP: this is no virtual machine");
+        return;
+    }
+    // On a busy machine the command may wait for its files for too large a part of its time.
+    let tries = (0..5).map(|_| of(&[], &["python3", "-c", counts]));
+    let one_task = tries.into_iter().find(|one| !probes(one).is_empty()).expect("no probe");
+    assert!(probes(&one_task).iter().all(|ns| ns.is_some_and(|ns| ns > 100)), "{one_task:?}");
+    assert_eq!(one_task.basis, Basis::Cpu);
+    let as_is = trial(&one_task, AS_IS);
+    assert_eq!(as_is.steady_ns.len(), 2);
+    // The probe's share of the CPU.
+    assert!(as_is.runs_ns[0] > as_is.user_ns[0] * 9 / 8, "{as_is:?}");
+}
+
+#[test]
 fn a_command_that_fails_is_run_once_and_its_status_is_ours() {
     let output = diagnose(TWO, &["sh", "-c", "echo no such luck >&2; exit 3"]);
     let diagnosis = document(&output);

@@ -6,6 +6,7 @@
 mod basis;
 mod comparison;
 mod states;
+mod steady;
 mod tax;
 
 use basis::losses;
@@ -74,6 +75,13 @@ pub struct Trial {
     pub user_ns: Vec<u64>,
     /// Kernel CPU time of each run, all processes.
     pub kernel_ns: Vec<u64>,
+    /// The mean time of a fixed piece of work of a probe on the CPU of each run; null for a run too short to
+    /// tell, empty without a probe.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub probe_ns: Vec<Option<u64>>,
+    /// The CPU time of each run at the mean speed of the machine, as the probe saw it; empty without a probe.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub steady_ns: Vec<u64>,
     /// Page faults of each run, minor and major, all processes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub fault_counts: Vec<u64>,
@@ -96,6 +104,13 @@ pub struct Trial {
     pub peak_resident_bytes: Option<u64>,
     /// The end of the first run that failed; else success.
     pub exit: Exit,
+}
+
+impl Trial {
+    /// Returns the CPU time of each run, user and kernel.
+    fn cpu_ns(&self) -> impl Iterator<Item = u64> {
+        self.user_ns.iter().zip(&self.kernel_ns).map(|(user, kernel)| user + kernel)
+    }
 }
 
 /// A trial that could not be made.
@@ -141,7 +156,7 @@ pub struct Diagnosis {
     /// The figure that speed-ups are ratios of; absent for elapsed time.
     #[serde(default, skip_serializing_if = "Basis::is_elapsed")]
     pub basis: Basis,
-    /// True if the runs of a round shared one CPU; then their elapsed times mean little.
+    /// True if the trials of a round shared one CPU; then their elapsed times mean little.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub side_by_side: bool,
     /// The trials on fresh memory, the command as it is first.
@@ -405,6 +420,8 @@ mod tests {
             median_ns: ms * 1_000_000,
             user_ns: runs_ns.clone(),
             kernel_ns: vec![0; 3],
+            probe_ns: Vec::new(),
+            steady_ns: Vec::new(),
             fault_counts: vec![1_000; 3],
             start_ns: Vec::new(),
             loads: Vec::new(),

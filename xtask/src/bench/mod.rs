@@ -158,7 +158,7 @@ const BENCHES: &[Bench] = &[
     Bench {
         name: "verdict-time",
         what: "time to the verdict of diagnose (limit: 20 s where the gain is clear); PAGETAX_BEFORE: another build",
-        run: |_| verdict_time::run(),
+        run: verdict_time::run,
     },
     Bench {
         name: "verdicts",

@@ -37,13 +37,16 @@ impl Diagnosed {
     }
 }
 
-/// Runs the bench. The environment variable `PAGETAX_BEFORE` names the program of another build.
-pub fn run() -> Result<Outcome> {
+/// Runs the bench on these programs, or on all. The environment variable `PAGETAX_BEFORE` names the program
+/// of another build.
+pub fn run(names: &[String]) -> Result<Outcome> {
+    let all = PROGRAMS.map(String::from);
+    let names = if names.is_empty() { &all } else { names };
     let workshop = Workshop::new(1)?;
     let builds: Vec<String> =
         std::iter::once(pagetax()?).chain(env::var("PAGETAX_BEFORE")).collect();
     let (mut rows, mut results, mut fine) = (Vec::new(), Vec::new(), true);
-    for program in chosen(&PROGRAMS.map(String::from))? {
+    for program in chosen(names)? {
         let Some(script) = workshop.script(program)? else {
             rows.push(vec![program.name.into(), "not installed".into()]);
             continue;
@@ -51,7 +54,9 @@ pub fn run() -> Result<Outcome> {
         let mut seen: Vec<Vec<Diagnosed>> = builds.iter().map(|_| Vec::new()).collect();
         for _ in 0..ROUNDS {
             for (build, seen) in builds.iter().zip(&mut seen) {
-                seen.push(diagnose(build, &script)?);
+                let one = diagnose(build, &script)?;
+                eprintln!("{}: {:.0} s, {}", program.name, one.seconds, one.verdict());
+                seen.push(one);
             }
         }
         fine &= seen[0].iter().all(|one| one.speedup < CLEAR_GAIN || one.seconds <= LIMIT_S);

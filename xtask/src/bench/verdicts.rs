@@ -192,7 +192,7 @@ impl Stage {
         let bytes = (self.bytes_per_s * length.as_secs_f64()) as u64;
         let file = self.file("whole", bytes)?;
         let mut command = Command::new(pagetax);
-        command.args(["diagnose", "--side-by-side", "--json", "--check", "--sizes", "4K,2M"]);
+        command.args(["diagnose", "--json", "--check", "--sizes", "4K,2M"]);
         match kind.percent {
             100 => command.args(["--time", TIME, "--", "sha256sum"]).arg(&file),
             percent => {

@@ -7,11 +7,12 @@ use pagetax_core::diagnosis::{Basis, Occupation};
 use pagetax_core::units::Bytes;
 use pagetax_host::launch::program::Program;
 use pagetax_host::measure::budget::{Watch, Watched};
+use pagetax_host::measure::environment::identity;
 use pagetax_host::measure::stacks::TaskState;
 use pagetax_host::measure::trial::rounds::{Schedule, Step};
 use pagetax_host::measure::trial::{self, Finished, Outputs, TrialCommand, TrialError};
 use pagetax_host::pages::{Mechanism, Recipe, text};
-use rustix::process::Pid;
+use pagetax_host::procfs::Root;
 use std::cell::Cell;
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -96,7 +97,7 @@ impl<'a> Steps<'a> {
 
     fn starts_of(&self, steps: &[Step]) -> Result<Vec<Option<u64>>, TrialError> {
         let basis = self.basis.get();
-        let of = |step| self.starts.measure(step, self.recipe(step), basis, self.launch.spared);
+        let of = |step| self.starts.measure(step, self.recipe(step), basis, &self.launch);
         steps.iter().map(of).collect()
     }
 
@@ -124,8 +125,9 @@ impl<'a> Steps<'a> {
         self.launch.learn(finished);
         let shared = self.args.side_by_side && can_share(&self.launch, seen, self.recipes.len());
         self.schedule.side_by_side.set(shared);
+        self.launch.has_probe = !shared && !self.args.alone && needs_probe(&self.launch, seen);
         if !self.basis.get().is_load() {
-            self.basis.set(match shared {
+            self.basis.set(match shared || self.launch.has_probe {
                 true => Basis::Cpu,
                 false => seen.unwrap_or_default().basis(),
             });
@@ -187,10 +189,11 @@ impl Starts {
         step: &Step,
         recipe: &Recipe,
         basis: Basis,
-        spared: Option<Pid>,
+        launch: &TrialCommand,
     ) -> Result<Option<u64>, TrialError> {
         let nothing = self.nothing.as_ref().filter(|_| self.is_short && step.round > 0);
-        let nothing = nothing.map(|command| TrialCommand { spared, ..command.clone() });
+        let (spared, has_probe) = (launch.spared, launch.has_probe);
+        let nothing = nothing.map(|command| TrialCommand { spared, has_probe, ..command.clone() });
         let run = nothing.map(|command| trial::run(&command, recipe, &Default::default(), None));
         Ok(run.transpose()?.map(|finished| match basis {
             Basis::Elapsed => finished.wall_ns,
@@ -209,6 +212,12 @@ fn occupation(run: &Finished, watched: &Watched) -> Option<Occupation> {
         waiting_ns: line.waiting_ns(),
         cpu_ns: run.usage.user_ns + run.usage.kernel_ns,
     })
+}
+
+/// Returns true if a probe beside the runs would help: the speed of a virtual machine varies.
+fn needs_probe(command: &TrialCommand, seen: Option<Occupation>) -> bool {
+    let is_guest = identity(&Root::default()).is_ok_and(|machine| machine.hypervisor != "none");
+    command.service.is_none() && is_guest && seen.is_some_and(Occupation::can_have_probe)
 }
 
 /// Returns true if so many runs of the command can share a CPU; else says why each runs alone.

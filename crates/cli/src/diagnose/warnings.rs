@@ -219,6 +219,8 @@ mod tests {
             median_ns: 1,
             user_ns: vec![1, 1],
             kernel_ns: vec![0, 0],
+            probe_ns: Vec::new(),
+            steady_ns: Vec::new(),
             fault_counts: vec![0, 0],
             start_ns: Vec::new(),
             loads: Vec::new(),

@@ -28,7 +28,12 @@ const CAUSES_MAX: usize = 3;
 /// Renders the report that fits a screen.
 pub fn render(diagnosis: &Diagnosis) -> String {
     let rounds = diagnosis.trials.iter().map(|trial| trial.runs_ns.len()).max().unwrap_or(0);
-    let how = if diagnosis.side_by_side { " side by side" } else { "" };
+    let has_probe = diagnosis.trials.iter().any(|trial| !trial.probe_ns.is_empty());
+    let how = match (diagnosis.side_by_side, has_probe) {
+        (true, _) => " side by side",
+        (false, true) => " beside a speed probe",
+        (false, false) => "",
+    };
     let title = format!(
         "{}: {}, {rounds} rounds of {} trials{how}",
         fit(&diagnosis.command.join(" "), COLUMNS - 50 - how.len()),
@@ -442,6 +447,8 @@ mod tests {
                 why: (share < 0.9).then(|| "outside whole blocks of the mapping ".repeat(5)),
             },
             peak_resident_bytes: Some(277 << 20),
+            probe_ns: Vec::new(),
+            steady_ns: Vec::new(),
             fault_counts: vec![faults; 3],
             start_ns: Vec::new(),
             loads: Vec::new(),

@@ -21,7 +21,8 @@ pub enum Basis {
     /// Elapsed time.
     #[default]
     Elapsed,
-    /// CPU time, user and kernel, of all processes: see [`Occupation::basis`].
+    /// CPU time, user and kernel, of all processes, at the mean speed of the machine where a probe saw it:
+    /// see [`Occupation::basis`].
     Cpu,
     /// A figure of the load of a server.
     Load(LoadFigure),
@@ -51,7 +52,7 @@ impl Occupation {
     pub fn basis(self) -> Basis {
         let wall_ns = (self.running_ns + self.waiting_ns + self.queued_ns) as f64;
         let is_busy = self.queued_ns as f64 > BUSY_SHARE * wall_ns;
-        match is_busy && self.waiting_share() < BUSY_SHARE && self.is_one_task() {
+        match is_busy && self.can_have_probe() {
             true => Basis::Cpu,
             false => Basis::Elapsed,
         }
@@ -61,6 +62,12 @@ impl Occupation {
     /// it is on a CPU for most of its time.
     pub fn can_share(self) -> bool {
         self.is_one_task() && self.waiting_share() < Self::WAITING_MAX
+    }
+
+    /// Returns true if a probe of the machine's speed can share a CPU with the command: it is one task at a
+    /// time, and hardly ever waits for anything but a CPU.
+    pub fn can_have_probe(self) -> bool {
+        self.is_one_task() && self.waiting_share() < BUSY_SHARE
     }
 
     fn is_one_task(self) -> bool {
@@ -107,12 +114,8 @@ impl Basis {
     pub fn times_ns(self, trial: &Trial) -> Vec<u64> {
         match self {
             Basis::Elapsed => trial.runs_ns.clone(),
-            Basis::Cpu => trial
-                .user_ns
-                .iter()
-                .zip(&trial.kernel_ns)
-                .map(|(user, kernel)| user + kernel)
-                .collect(),
+            Basis::Cpu if !trial.steady_ns.is_empty() => trial.steady_ns.clone(),
+            Basis::Cpu => trial.cpu_ns().collect(),
             Basis::Load(figure) => trial.loads.iter().map(|load| figure.cost(load)).collect(),
         }
     }
@@ -173,12 +176,13 @@ mod tests {
             assert_eq!(seen.basis(), basis, "{seen:?}");
         }
         assert_eq!(Occupation::default().basis(), Basis::Elapsed);
-        assert!(!Occupation::default().can_share());
+        assert!(!Occupation::default().can_share() && !Occupation::default().can_have_probe());
         for (waiting_ns, cpu_ns, shared) in
             [(240, 1_000, true), (260, 1_000, false), (0, 1_500, false)]
         {
             let seen = Occupation { running_ns: 1_000, queued_ns: 0, waiting_ns, cpu_ns };
             assert_eq!(seen.can_share(), shared, "{seen:?}");
+            assert!(!seen.can_have_probe(), "{seen:?}");
         }
     }
 

@@ -1,5 +1,6 @@
 //! The comparison of trials with the command as it is, and which of them need more rounds.
 
+use super::steady::steady;
 use super::{AS_IS, BASE, Basis, GAIN_MIN, Trial, Worth, is_candidate, worth};
 use crate::sequential::Stopping;
 use crate::stats::{Ratio, median};
@@ -11,6 +12,7 @@ const FAULTS_ALIKE: f64 = 0.05;
 /// Fills in each trial's speed-ups against the trials named [`AS_IS`] and [`BASE`]. A trial that needed no
 /// more rounds before the time was up was decided by a look.
 pub fn compare_trials(trials: &mut [Trial], stopping: Stopping, basis: Basis) {
+    steady(trials);
     let times: Vec<Vec<u64>> = trials.iter().map(|trial| basis.beyond_start_ns(trial)).collect();
     let runs_of = |name: &str| trials.iter().position(|t| t.name == name).map(|at| &times[at]);
     let (as_is, base) = (runs_of(AS_IS), runs_of(BASE));

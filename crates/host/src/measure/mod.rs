@@ -11,6 +11,7 @@ pub mod kswapd;
 pub mod live;
 pub mod perf;
 pub mod ranking;
+pub mod speed_probe;
 pub mod stacks;
 pub mod system;
 pub mod tlb_events;

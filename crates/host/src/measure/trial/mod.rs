@@ -20,6 +20,7 @@ use crate::launch::Launcher;
 use crate::launch::program::{Program, ProgramError};
 use crate::measure::backed_memory;
 use crate::measure::budget::Watch;
+use crate::measure::speed_probe::SpeedProbe;
 use crate::measure::stacks::Begin;
 use crate::pages::{Changed, Recipe};
 use crate::procfs::Root;
@@ -63,6 +64,8 @@ pub struct TrialCommand {
     pub memory_bytes: u64,
     /// The load, if the command is a server.
     pub service: Option<Service>,
+    /// True if each run shares one CPU with a probe of the machine's speed.
+    pub has_probe: bool,
     /// The state of memory, which [`Prepared`] makes.
     pub state: MemoryState,
     /// The folder of the cgroup that runs enter.
@@ -129,6 +132,8 @@ pub struct Finished {
     pub wall_ns: u64,
     /// The elapsed time of a program that does nothing, run the same way just before; `None` if not measured.
     pub start_ns: Option<u64>,
+    /// The mean time of the probe's piece of work during the run; `None` without a probe.
+    pub probe_ns: Option<u64>,
     /// The time that all of it took: what came before the run, the run, and its evaluation.
     pub step_ns: u64,
     /// The figures of the load, and its length; none without a load.
@@ -185,7 +190,8 @@ pub fn run(
     outputs: &Outputs,
     watch: Option<&mut Watch>,
 ) -> Result<Finished, TrialError> {
-    Ok(run_all(trial, &[(recipe, outputs)], None, watch)?.remove(0))
+    let cpu = (trial.has_probe && watch.is_none()).then(rustix::thread::sched_getcpu);
+    Ok(run_all(trial, &[(recipe, outputs)], cpu, watch)?.remove(0))
 }
 
 /// Does the same as [`run`] for several runs at a time, on one CPU. They share it in slices of
@@ -225,6 +231,8 @@ fn run_all(
     }
     let mut running = Vec::new();
     let mut ended = Ok(());
+    let probe = cpu.filter(|_| trial.has_probe).map(SpeedProbe::start);
+    let probe = probe.transpose().map_err(system("start a thread"))?;
     for (recipe, outputs) in planned {
         match Running::start(trial, recipe, outputs, cpu) {
             Ok(started) => running.push(started),
@@ -237,6 +245,7 @@ fn run_all(
             _ => run.wait(),
         });
     }
+    let probe_ns = probe.and_then(SpeedProbe::finish);
     for run in &mut running {
         let forked = run.forker.take().map_or(Ok(()), Forker::finish);
         ended = ended.and(forked.map_err(TrialError::State));
@@ -251,6 +260,7 @@ fn run_all(
     let left_running = end_orphans(trial.spared);
     for run in &mut finished {
         (run.left_running, run.backing_ns) = (left_running, backing_ns);
+        run.probe_ns = probe_ns;
     }
     Ok(finished)
 }
@@ -335,6 +345,7 @@ impl<'a> Running<'a> {
             wall_ns,
             step_ns: wall_ns,
             start_ns: None,
+            probe_ns: None,
             load,
             usage,
             peak,

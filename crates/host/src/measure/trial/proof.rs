@@ -207,6 +207,7 @@ mod tests {
             watch_ns: 0,
             left_running: 0,
             brief_count: 0,
+            probe_ns: None,
         }
     }
 

@@ -1,0 +1,131 @@
+//! A thread of fixed work that shares a CPU with a command, to see how fast the machine is meanwhile.
+//!
+//! Guests of one host share its caches and its memory. On one such machine the CPU time of the same program
+//! varied by 5 to 20 % with what its neighbours did, within milliseconds. A chain of arithmetic varied by
+//! 1 %, reads of memory as much as the programs. So the work is such reads. The thread has a quarter of the
+//! CPU's time, in slices of the scheduler between those of the command.
+
+use crate::sys::mapping::{OwnedMapping, Request, Source};
+use pagetax_core::units::PageSize;
+use rustix::thread::CpuSet;
+use std::hint::black_box;
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// The memory that is read: more than the caches of one core, about what cores share. With 4 MiB, programs
+/// followed the probe less closely.
+const BYTES: usize = 32 << 20;
+/// The reads of one piece of work, some 10 µs.
+const READS: u32 = 1_000;
+/// Added to the nice value of the command: a third of its weight.
+const NICE: i32 = 5;
+/// A longer piece had the command between its ends.
+const SLICE: Duration = Duration::from_micros(300);
+/// The pieces after a slice of the command that do not count: they bring the caches back.
+const COLD_PIECES: u32 = 4;
+/// Fewer pieces say too little.
+const PIECES_MIN: u32 = 30;
+
+/// A probe beside a run.
+#[derive(Debug)]
+pub struct SpeedProbe {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<Option<u64>>>,
+}
+
+impl SpeedProbe {
+    /// Starts a probe on this CPU.
+    pub fn start(cpu: usize) -> io::Result<SpeedProbe> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let is_over = stop.clone();
+        let body = move || {
+            let memory = memory().as_ref()?;
+            let mut one = CpuSet::new();
+            one.set(cpu);
+            rustix::thread::sched_setaffinity(None, &one).ok()?;
+            let own = rustix::thread::gettid();
+            let nice = rustix::process::getpriority_process(Some(own)).ok()?;
+            rustix::process::setpriority_process(Some(own), nice + NICE).ok()?;
+            mean_ns(memory, &is_over)
+        };
+        let thread = std::thread::Builder::new().name("speed probe".into()).spawn(body)?;
+        Ok(SpeedProbe { stop, thread: Some(thread) })
+    }
+
+    /// Ends the probe, and returns the mean time of a piece of work; none if it ran too short.
+    pub fn finish(mut self) -> Option<u64> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Option<u64> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take()?.join().ok()?
+    }
+}
+
+impl Drop for SpeedProbe {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// Returns the memory of all probes of this process. It stays the same, because the caches' slices make some
+/// pages faster than others.
+fn memory() -> &'static Option<OwnedMapping> {
+    static MEMORY: OnceLock<Option<OwnedMapping>> = OnceLock::new();
+    MEMORY.get_or_init(|| {
+        let align = PageSize::M2.bytes() as usize;
+        let request = Request { source: Source::Anon, len: BYTES, align, hugetlb: None };
+        let mapping = OwnedMapping::new(request).ok()?;
+        // A kernel without huge pages refuses this; base pages do as well.
+        let _ = mapping.advise(libc::MADV_HUGEPAGE);
+        (0..BYTES as u64).step_by(4096).for_each(|offset| mapping.store(offset, offset));
+        Some(mapping)
+    })
+}
+
+fn mean_ns(memory: &OwnedMapping, stop: &AtomicBool) -> Option<u64> {
+    let (mut at, mut cold) = (1, COLD_PIECES);
+    let (mut total, mut pieces) = (Duration::ZERO, 0);
+    let mut before = Instant::now();
+    while !stop.load(Ordering::Relaxed) {
+        at = read_some(memory, at);
+        let now = Instant::now();
+        let took = now - before;
+        before = now;
+        match (took > SLICE, cold) {
+            (true, _) => cold = COLD_PIECES,
+            (false, 0) => (total, pieces) = (total + took, pieces + 1),
+            (false, _) => cold -= 1,
+        }
+    }
+    (pieces >= PIECES_MIN).then(|| (total / pieces).as_nanos() as u64)
+}
+
+/// Reads words at random, so that several reads are under way at a time.
+fn read_some(memory: &OwnedMapping, mut at: u64) -> u64 {
+    for _ in 0..READS {
+        at = at.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        black_box(memory.load((at >> 40) % (BYTES as u64 / 8) * 8));
+    }
+    at
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_probe_tells_the_time_of_its_work_and_ends() {
+        let cpu = rustix::thread::sched_getcpu();
+        let probe = SpeedProbe::start(cpu).unwrap();
+        std::thread::sleep(Duration::from_millis(300));
+        let ns = probe.finish().unwrap();
+        // Each read takes a cycle at least, and less than the slowest memory.
+        assert!(ns > u64::from(READS) / 5 && ns < u64::from(READS) * 1_000, "{ns} ns");
+        assert_eq!(SpeedProbe::start(cpu).unwrap().finish(), None, "it ran too short");
+    }
+}
