@@ -1,16 +1,20 @@
 //! `pagetax remote`: runs a command whose memory may be larger than this machine's.
 
+mod simulate;
+
 use crate::exit;
 use crate::memory_servers::CopiesArgs;
-use crate::output;
-use anyhow::{Result, anyhow};
+use crate::output::{self, documents::Outputs, replacement};
+use anyhow::{Result, anyhow, bail};
 use pagetax_core::units::{Bytes, Nanos};
 use pagetax_host::launch::preload::Preload;
 use pagetax_host::launch::program::{Program, ProgramError};
 use pagetax_host::launch::{Launcher, libraries};
-use pagetax_remote::pager::EvictionMethod;
+use pagetax_remote::documents::Replacement;
+use pagetax_remote::pager::{EvictionMethod, PagerOptions};
 use pagetax_remote::preloaded::{self, Settings};
 use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -23,7 +27,8 @@ Examples:
                                                        the rest twice on memory servers
   pagetax remote --resident 4G --store valkey://a,b,c --copies 2 -- ./big-program
                                                        the rest twice in a Valkey or Redis cluster
-  pagetax remote --resident 100M --stats -- sort big.txt";
+  pagetax remote --resident 100M --stats -- sort big.txt
+  pagetax remote --resident 100M --simulate sort.ptt   how much slower? (pagetax record -o sort.ptt -- sort …)";
 
 /// Run a command with its memory in a page store, and only so much of it resident
 ///
@@ -62,9 +67,30 @@ pub struct Args {
     #[arg(long)]
     stats: bool,
 
+    /// Run nothing: tell from a trace (pagetax record) how many page-ins this much resident memory costs, and
+    /// how long they take with this store. LRU, ARC and the optimum stand beside the pager's policy
+    #[arg(long, value_name = "TRACE", visible_alias = "dry-run", conflicts_with = "command")]
+    simulate: Option<PathBuf>,
+
+    #[command(flatten)]
+    outputs: Outputs<Replacement>,
+
     /// The command and its arguments
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    #[arg(
+        required_unless_present = "simulate",
+        trailing_var_arg = true,
+        allow_hyphen_values = true
+    )]
     command: Vec<OsString>,
+}
+
+impl Args {
+    fn eviction_method(&self) -> EvictionMethod {
+        match self.no_device_writes {
+            true => EvictionMethod::Cheapest,
+            false => EvictionMethod::Moved,
+        }
+    }
 }
 
 fn parse_resident(text: &str) -> Result<Bytes> {
@@ -76,6 +102,14 @@ fn parse_resident(text: &str) -> Result<Bytes> {
 
 /// Runs `pagetax remote -- COMMAND`.
 pub fn run(args: Args) -> Result<ExitCode> {
+    if let Some(trace) = &args.simulate {
+        return simulate(&args, trace);
+    }
+    if args.outputs.is_wanted() {
+        bail!(
+            "without --simulate, standard output is the command's\n  hint: --stats prints counts to stderr"
+        );
+    }
     let library = libraries::find(LIBRARY).map_err(anyhow::Error::from);
     let library = library.and_then(|path| Ok(Preload::new(path)?));
     let library = library.map_err(|error| exit::with(exit::WRAPPER_FAILED, error))?;
@@ -83,11 +117,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let settings = Settings {
         address_space: args.address_space,
         spin: Duration::from_nanos(args.spin.0),
-        eviction_method: if args.no_device_writes {
-            EvictionMethod::Cheapest
-        } else {
-            EvictionMethod::Moved
-        },
+        eviction_method: args.eviction_method(),
         keep_awake: args.awake,
         stats: args.stats,
         store: args.copies.store()?,
@@ -109,6 +139,27 @@ pub fn run(args: Args) -> Result<ExitCode> {
     launcher.command.envs(settings.to_environment());
     // Nothing is left to do here: the command takes our place, and so our process id, terminal and signals.
     Err(with_code(launcher.exec()))
+}
+
+/// Runs `pagetax remote --simulate TRACE`.
+fn simulate(args: &Args, trace: &Path) -> Result<ExitCode> {
+    args.outputs.check_writable()?;
+    let store = args.copies.store()?.open(None).map_err(|why| anyhow!("{why}"))?;
+    store.warnings().iter().for_each(|line| output::note(&format!("pagetax remote: {line}")));
+    let mut document = simulate::simulate(trace, args.resident)?;
+    let options = PagerOptions {
+        spin: Duration::from_nanos(args.spin.0),
+        eviction_method: args.eviction_method(),
+        keep_awake: args.awake,
+        ..PagerOptions::resident(args.resident.0)
+    };
+    match simulate::time_page_ins(store, options) {
+        Ok(measured) => document.page_in = Some(measured),
+        Err(error) => document.notes.push(format!("the time of a page-in is missing: {error:#}")),
+    }
+    document.notes.iter().for_each(|note| output::note(&format!("remote: {note}")));
+    args.outputs.print(&document, replacement::render)?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Finds the program, unless the library would not reach it: it would run with all of its memory here.

@@ -246,6 +246,41 @@ fn of_a_damaged_trace_what_is_whole_is_read() {
 }
 
 #[test]
+fn page_ins_are_simulated_with_less_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    trace(at);
+    let arguments = ["remote", "--resident", "2M", "--simulate", "a.ptt", "--json=out.json"];
+    let output = pagetax(&arguments, at);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let table = text(&output.stdout);
+    assert!(table.contains("optimum") && table.contains("With 2M resident"), "{table}");
+    let json = std::fs::read_to_string(at.join("out.json")).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(
+        [&json["page_count"], &json["access_count"]].map(|n| n.as_u64().unwrap()),
+        [1_000, 10_000]
+    );
+    let page_ins = |limit: usize| {
+        let policies = json["limits"][limit]["policies"].as_array().unwrap();
+        let of = |policy: &serde_json::Value| policy["page_in_count"].as_u64().unwrap();
+        policies.iter().map(of).collect::<Vec<_>>()
+    };
+    assert_eq!(json["limits"].as_array().unwrap().len(), 2, "1M and 2M: 4M would hold all");
+    // Of 1,000 pages in turn, the optimum keeps all but one of the 512 from lap to lap.
+    let [pager, lru, _, optimum] = page_ins(1)[..] else { panic!("{json}") };
+    assert_eq!(lru, 9_000);
+    assert!((4_300..4_500).contains(&optimum), "{optimum}");
+    assert!(pager < 1_200, "runs of a stream: {pager}");
+    assert!(json["page_in"]["median_ns"].as_u64().unwrap() > 1_000, "{json}");
+
+    let none = pagetax(&["remote", "--resident", "2M", "--simulate", "none.ptt"], at);
+    assert!(none.status.code() == Some(2) && text(&none.stderr).contains("none.ptt"));
+    let json = pagetax(&["remote", "--resident", "2M", "--json", "--", "true"], at);
+    assert!(json.status.code() == Some(2) && text(&json.stderr).contains("--simulate"));
+}
+
+#[test]
 fn trapstat_reads_traces_too() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();

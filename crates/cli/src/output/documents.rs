@@ -32,7 +32,7 @@ use pagetax_host::pages::documents::{PageSizeChange, PageSizes};
 use pagetax_host::pages::pagemap::{PageMapDiff, PageMaps};
 use pagetax_host::pages::why::HugePageAnswers;
 use pagetax_recorder::documents::{MissCurves, Trapstat, WhatIf};
-use pagetax_remote::documents::Servers;
+use pagetax_remote::documents::{Replacement, Servers};
 use pagetax_sim::historic::reproduce::Reproduction;
 use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
@@ -90,6 +90,7 @@ documents! {
     PageSizeChange: [],
     PageSizes: [],
     Ranking: [],
+    Replacement: [],
     Reproduction: [("markdown", "the tables as Markdown, as in docs/validation.md", |document| {
         Ok(reproduction::markdown(document))
     })],

@@ -20,6 +20,7 @@ pub mod progress;
 pub mod ranking;
 #[cfg(test)]
 mod registry;
+pub mod replacement;
 pub mod report;
 pub mod reproduction;
 pub mod sweep;

@@ -29,6 +29,7 @@ mod install;
 mod job_memory;
 mod mask;
 mod options;
+pub mod replacement;
 mod shared;
 mod stats;
 mod stream_prefetcher;

@@ -111,8 +111,9 @@ pub struct Thresholds {
 impl Thresholds {
     /// Derives the thresholds from the limit. Copied pages of a batch are in memory twice, so room is kept
     /// for them. Moved pages need room for the frame pool instead.
-    pub(super) fn of(limit: usize, eviction_method: EvictionMethod) -> Thresholds {
-        let batch = (limit / 16).clamp(1, 256);
+    pub fn of(limit: usize, eviction_method: EvictionMethod) -> Thresholds {
+        // Free room is memory that the program lacks, so it is a sixteenth at most.
+        let batch = (limit / 64).clamp(1, 256);
         let kept = match eviction_method {
             EvictionMethod::Moved => 0,
             EvictionMethod::Cheapest | EvictionMethod::Copied => {
