@@ -1,6 +1,7 @@
 //! The places of copies in a cluster: which master has which slot, and which keys lie on different masters.
 
 use super::COPIES_MAX;
+use std::collections::BTreeMap;
 
 /// The number of slots of a cluster.
 const SLOTS: usize = 16384;
@@ -57,6 +58,15 @@ impl SlotMap {
     /// Returns true if each slot has a working master.
     pub fn is_whole(&self) -> bool {
         self.owner.iter().all(Option::is_some)
+    }
+
+    /// Returns keys by master.
+    pub fn by_master<'a>(&self, keys: &'a [String]) -> impl Iterator<Item = Vec<&'a String>> {
+        let mut groups: BTreeMap<Option<u16>, Vec<&String>> = BTreeMap::new();
+        for key in keys {
+            groups.entry(self.owner[slot(key)]).or_default().push(key);
+        }
+        groups.into_values()
     }
 
     /// Returns true for each slot whose master has failed since `before`. The replica in its place may lack

@@ -62,16 +62,24 @@ impl RedisSession {
         }
     }
 
-    /// Runs a command on each of these keys, so many at a time that no reply has to wait for long.
+    /// Runs a command on each of these keys, so many at a time that no reply has to wait for long. A master
+    /// that is down does not keep those of the others from it.
+    ///
+    /// # Errors
+    /// The first one.
     pub fn run_each(
         &mut self,
         keys: &[String],
         command: impl Fn(&str) -> Cmd,
     ) -> Result<(), StoreError> {
-        keys.chunks(BATCH).try_for_each(|keys| {
-            self.run(|| keys.iter().map(|key| command(key)).collect())?;
-            Ok(())
-        })
+        let mut all = Ok(());
+        for keys in self.shared.slots().by_master(keys) {
+            let done = keys.chunks(BATCH).try_for_each(|keys| {
+                self.run(|| keys.iter().map(|key| command(key)).collect()).map(|_| ())
+            });
+            all = all.and(done);
+        }
+        all
     }
 
     fn run_once(&mut self, commands: &impl Fn() -> Vec<Cmd>) -> Result<Vec<Value>, StoreError> {
