@@ -95,7 +95,7 @@ impl Args {
 
 fn parse_resident(text: &str) -> Result<Bytes> {
     match text.parse::<Bytes>()? {
-        small if small.0 < 1 << 20 => Err(anyhow!("at least 1M must be resident")),
+        small if small.0 < simulate::RESIDENT_MIN => Err(anyhow!("at least 1M must be resident")),
         bytes => Ok(bytes),
     }
 }

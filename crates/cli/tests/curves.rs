@@ -13,6 +13,11 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
+/// Reads what `--json=out.json` wrote.
+fn document(folder: &Path) -> serde_json::Value {
+    serde_json::from_str(&std::fs::read_to_string(folder.join("out.json")).unwrap()).unwrap()
+}
+
 /// Writes a trace that goes ten times over 1000 pages.
 fn trace(folder: &Path) {
     let lap: String = (0..1000).map(|n| format!(" L {:x},8\n", (1 << 30) + n * 4096)).collect();
@@ -255,8 +260,7 @@ fn page_ins_are_simulated_with_less_memory() {
     assert!(output.status.success(), "{}", text(&output.stderr));
     let table = text(&output.stdout);
     assert!(table.contains("optimum") && table.contains("With 2M resident"), "{table}");
-    let json = std::fs::read_to_string(at.join("out.json")).unwrap();
-    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let json = document(at);
     assert_eq!(
         [&json["page_count"], &json["access_count"]].map(|n| n.as_u64().unwrap()),
         [1_000, 10_000]
@@ -290,8 +294,7 @@ fn trapstat_reads_traces_too() {
     assert!(output.status.success(), "{}", text(&output.stderr));
     assert!(text(&output.stderr).contains("lackey, recorded by valgrind lackey"));
     assert!(text(&output.stdout).contains("dtlb-miss"), "{}", text(&output.stdout));
-    let json = std::fs::read_to_string(at.join("out.json")).unwrap();
-    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let json = document(at);
     let misses = |view: usize| json["profiles"][view]["memory"][0]["misses"].as_u64().unwrap();
     // 1,000 pages fit the second level.
     assert_eq!([misses(0), misses(1)], [1_000, 2]);

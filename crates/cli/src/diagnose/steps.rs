@@ -7,7 +7,7 @@ use pagetax_core::diagnosis::{Basis, Occupation};
 use pagetax_core::units::Bytes;
 use pagetax_host::launch::program::Program;
 use pagetax_host::measure::budget::{Watch, Watched};
-use pagetax_host::measure::environment::identity;
+use pagetax_host::measure::environment::is_guest;
 use pagetax_host::measure::stacks::TaskState;
 use pagetax_host::measure::trial::rounds::{Schedule, Step};
 use pagetax_host::measure::trial::{self, Finished, Outputs, TrialCommand, TrialError};
@@ -216,7 +216,7 @@ fn occupation(run: &Finished, watched: &Watched) -> Option<Occupation> {
 
 /// Returns true if a probe beside the runs would help: the speed of a virtual machine varies.
 fn needs_probe(command: &TrialCommand, seen: Option<Occupation>) -> bool {
-    let is_guest = identity(&Root::default()).is_ok_and(|machine| machine.hypervisor != "none");
+    let is_guest = is_guest(&Root::default());
     command.service.is_none() && is_guest && seen.is_some_and(Occupation::can_have_probe)
 }
 

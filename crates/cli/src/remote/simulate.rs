@@ -21,7 +21,7 @@ use std::time::Instant;
 
 const PAGE_BYTES: u64 = 4096;
 /// The least memory that `--resident` takes.
-const RESIDENT_MIN: u64 = 1 << 20;
+pub const RESIDENT_MIN: u64 = 1 << 20;
 /// The amounts of resident memory beside the one that was asked about, as multiples of half of it.
 const HALVES: [u64; 4] = [1, 2, 4, 8];
 /// The most references of a process. They take 4 bytes each, and 12 more for the optimum.

@@ -5,7 +5,7 @@
 //! memory for a measurement is touched and freed just before it. The kernel hands out first the memory
 //! that was freed last.
 
-use crate::measure::environment::identity;
+use crate::measure::environment::is_guest;
 use crate::procfs::{Root, memory_cgroup};
 use crate::sys::mapping::{OwnedMapping, Request, Source};
 use crate::sys::process::fork;
@@ -29,9 +29,8 @@ pub fn available_bytes(root: &Root) -> Result<u64, String> {
 /// available memory. Returns the bytes touched; 0 without a hypervisor.
 pub fn bring(bytes: u64) -> u64 {
     let root = Root::default();
-    let is_guest = identity(&root).is_ok_and(|identity| identity.hypervisor != "none");
     let bytes = bytes.min(available_bytes(&root).unwrap_or(0) / 2);
-    if bytes == 0 || !is_guest {
+    if bytes == 0 || !is_guest(&root) {
         return 0;
     }
     let (len, align) = (bytes as usize, PageSize::M2.bytes() as usize);
@@ -65,9 +64,8 @@ mod tests {
         }
         let root = Root::default();
         let before = available_bytes(&root).unwrap();
-        let is_guest = identity(&root).unwrap().hypervisor != "none";
         let brought = bring(32 << 20);
-        assert_eq!(brought, if is_guest { 32 << 20 } else { 0 });
+        assert_eq!(brought, if is_guest(&root) { 32 << 20 } else { 0 });
         assert_eq!(bring(0), 0);
         let own = process_usage().resident_bytes_max;
         bring(256 << 20);

@@ -71,6 +71,11 @@ fn cpu_count(root: &Root) -> Result<u32, String> {
     crate::procfs::online_cpus(root).map(|cpus| cpus.len() as u32)
 }
 
+/// Returns true in a virtual machine.
+pub fn is_guest(root: &Root) -> bool {
+    hypervisor(root).is_some_and(|name| name != "none")
+}
+
 /// Returns the hypervisor's name by the clock that it gives its guests; `none` on bare metal.
 fn hypervisor(root: &Root) -> Option<String> {
     let info = root.text("/proc/cpuinfo").ok()?;
