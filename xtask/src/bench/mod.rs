@@ -9,6 +9,7 @@ mod diagnose;
 mod engine;
 mod faults;
 mod live;
+mod noise;
 mod null;
 mod page;
 mod pages;
@@ -57,7 +58,7 @@ const BENCHES: &[Bench] = &[
     },
     Bench {
         name: "diagnose",
-        what: "speed-ups by diagnose beside a plain A/B of the same real programs",
+        what: "speed-ups by diagnose beside those of its line by hand, on real programs; parts: busy (all CPUs) programs",
         run: diagnose::run,
     },
     Bench {
@@ -74,6 +75,11 @@ const BENCHES: &[Bench] = &[
         name: "fault-latency",
         what: "what histograms of fault latencies cost for each fault of a run (limit: 250 ns)",
         run: |_| faults::latency_cost(),
+    },
+    Bench {
+        name: "noise",
+        what: "how much equal runs differ, with and without the speed probe (limit: half is left)",
+        run: |_| noise::run(),
     },
     Bench {
         name: "null",

@@ -112,7 +112,7 @@ impl Thresholds {
     /// Derives the thresholds from the limit. Copied pages of a batch are in memory twice, so room is kept
     /// for them. Moved pages need room for the frame pool instead.
     pub fn of(limit: usize, eviction_method: EvictionMethod) -> Thresholds {
-        // Free room is memory that the program lacks, so it is a sixteenth at most.
+        // Free room is memory that the program lacks, so it is a twentieth at most.
         let batch = (limit / 64).clamp(1, 256);
         let kept = match eviction_method {
             EvictionMethod::Moved => 0,
@@ -125,6 +125,6 @@ impl Thresholds {
             EvictionMethod::Copied => 0,
         };
         let limit = limit - kept - frame_pool;
-        Thresholds { limit, staged: limit / 8, low: 2 * batch, high: 4 * batch, batch, frame_pool }
+        Thresholds { limit, staged: limit / 8, low: batch, high: 3 * batch, batch, frame_pool }
     }
 }
