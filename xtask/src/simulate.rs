@@ -1,5 +1,5 @@
-//! `cargo xtask simulate`: many clients and memory servers on a virtual clock (crates/remote/tests/simulation),
-//! for what no lab here has. Without options it plays the table of docs/internals/scale.md.
+//! `cargo xtask simulate`: many clients and memory servers on a virtual clock, as no lab here has them
+//! (crates/remote/tests/simulation). Without options it plays the table of docs/internals/scale.md.
 
 use crate::{book, shell};
 use anyhow::{Context, Result, bail};

@@ -104,9 +104,9 @@ struct Figures {
     fullest: f64,
     /// The clients that used a failed server.
     affected: usize,
-    /// From the failure until each of them knew.
+    /// The time from the failure until each of them knew.
     noticed: Vec<f64>,
-    /// From the failure until each of them had all copies again.
+    /// The time from the failure until each of them had all copies again.
     repaired: Vec<f64>,
     page_ins_before: Vec<f64>,
     page_ins_after: Vec<f64>,
@@ -368,7 +368,7 @@ fn as_asked() {
     );
 }
 
-/// The bytes of this process in memory.
+/// Returns the bytes of this process in memory.
 fn resident_bytes() -> u64 {
     let text = std::fs::read_to_string("/proc/self/statm").expect("Linux");
     let pages = text.split_whitespace().nth(1).expect("a second field");
