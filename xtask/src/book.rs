@@ -34,9 +34,10 @@ pub fn has(command: &str) -> Result<bool> {
     Ok(texts.iter().any(|text| text.contains(&begin)))
 }
 
-/// Returns the pages of docs/ and those of its cases.
+/// Returns the pages of docs/ and of its folders.
 fn all_pages() -> Result<Vec<PathBuf>> {
-    Ok([pages(Path::new(PAGES))?, pages(&Path::new(PAGES).join("cases"))?].concat())
+    let folders = ["", "cases", "internals"].map(|folder| pages(&Path::new(PAGES).join(folder)));
+    Ok(folders.into_iter().collect::<Result<Vec<_>>>()?.concat())
 }
 
 fn pages(directory: &Path) -> Result<Vec<PathBuf>> {

@@ -13,6 +13,7 @@ mod kernels;
 mod packages;
 mod pages;
 mod shell;
+mod simulate;
 mod skips;
 mod test;
 mod tidy;
@@ -78,6 +79,8 @@ enum Chore {
     Man,
     /// Measure the tables of docs/large-pages-measured.md on this kernel, and write them there
     PageSizes,
+    /// Play many clients and memory servers on a virtual clock, with a failure
+    Simulate(simulate::Args),
     /// Check the countable rules of docs/internals/style.md, or count what a refactoring should lower
     Tidy(tidy::Args),
     /// Accept what the program prints now as what the transcripts, golden reports and
@@ -102,6 +105,7 @@ fn main() -> Result<()> {
         Chore::Journey { write } => journey::run(write),
         Chore::Man => man(),
         Chore::PageSizes => pages::run(),
+        Chore::Simulate(args) => simulate::run(&args),
         Chore::Tidy(args) => tidy::run(&args),
         Chore::Bless => bless(),
     }

@@ -87,7 +87,12 @@ pub struct Args {
     linger_silent: Nanos,
     /// The failure domain of this server, such as a rack or a room. Clients put the replicas of a page into
     /// different domains if they can [default: the machine]
-    #[arg(long, value_name = "NAME", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    #[arg(
+        long,
+        visible_alias = "zone",
+        value_name = "NAME",
+        value_parser = clap::builder::NonEmptyStringValueParser::new()
+    )]
     failure_domain: Option<String>,
     /// Wait so long for pages to move before the server stops
     #[arg(long, value_name = "TIME", default_value = "30s")]

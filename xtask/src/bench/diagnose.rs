@@ -1,5 +1,5 @@
-//! The accuracy of `diagnose`: the speed-up that it promises beside that of the line that it prints, in a plain
-//! A/B test of the bare command and that line. Their outputs must agree.
+//! The accuracy of `diagnose`: the speed-up that it promises beside that of the line that it prints, in a
+//! plain A/B test of the bare command and that line. Their outputs must agree.
 
 use super::programs::{ProgramRun, Workshop, chosen};
 use super::{Outcome, pagetax};

@@ -26,7 +26,6 @@ use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 
 pub const REGION: RegionId = RegionId(1);
-pub const REGION_PAGES: u64 = 2 * CHUNK_PAGES;
 const REPAIR_AFTER: u64 = 2000 * MS;
 pub const UNREACHABLE: u64 = 30_000 * MS;
 const STRIKES_MAX: u32 = 3;
@@ -54,9 +53,29 @@ struct Remote {
     token: [u8; 32],
 }
 
+/// The amount of work of a client.
+#[derive(Debug, Clone, Copy)]
+pub struct Load {
+    pub region_pages: u64,
+    /// The pages that each page of a write or a repair stands for: those of a run.
+    pub run_pages: u64,
+    /// True if other processes hold the CPU now and then.
+    pub is_preempted: bool,
+}
+
+impl Default for Load {
+    fn default() -> Load {
+        Load { region_pages: 2 * CHUNK_PAGES, run_pages: 1, is_preempted: true }
+    }
+}
+
 /// The state that all tasks of the client share.
 pub struct Client {
     pub world: World,
+    load: Load,
+    /// The time at which it last took a server for down, and how often it did.
+    pub last_down: Cell<Option<u64>>,
+    pub downs: Cell<u64>,
     pub replicator: RefCell<Replicator>,
     pub flaw: Flaw,
     copies: usize,
@@ -132,13 +151,16 @@ fn parse(frame: &[u8]) -> (Reply<'_>, &[u8]) {
 }
 
 impl Client {
-    pub fn new(world: World, copies: usize, flaw: Flaw) -> Client {
+    pub fn new(world: World, copies: usize, flaw: Flaw, load: Load) -> Client {
         let mut replicator = Replicator::new(copies);
-        replicator.add_region(REGION, REGION_PAGES);
+        replicator.add_region(REGION, load.region_pages);
         let servers = world.name_count();
         (0..servers).for_each(|_| assert!(replicator.add_server().is_some()));
         Client {
             world,
+            load,
+            last_down: Cell::new(None),
+            downs: Cell::new(0),
             replicator: RefCell::new(replicator),
             flaw,
             copies,
@@ -229,7 +251,11 @@ impl Client {
                 }
             }
             Err(NoWire::TurnedAway) if self.flaw != Flaw::ClosesLinks => {}
-            Err(_) => self.replicator.borrow_mut().mark_down(server),
+            Err(_) => {
+                self.last_down.set(Some(self.world.now()));
+                self.downs.set(self.downs.get() + 1);
+                self.replicator.borrow_mut().mark_down(server);
+            }
         }
         wire.is_ok()
     }
@@ -279,8 +305,20 @@ impl Client {
         server: ServerId,
         request: impl FnOnce(Lease) -> Vec<u8>,
     ) -> Result<Vec<u8>, Trouble> {
+        self.call_for(links, server, self.load.run_pages, request).await
+    }
+
+    /// Sends a request whose page stands for so many.
+    async fn call_for(
+        &self,
+        links: &mut Links,
+        server: ServerId,
+        pages: u64,
+        request: impl FnOnce(Lease) -> Vec<u8>,
+    ) -> Result<Vec<u8>, Trouble> {
         let (wire, lease) = self.attach(links, server, false).await?;
-        let reply = self.world.call(wire, request(lease)).await.ok_or(Trouble::Broken)?;
+        let call = self.world.call_of_run(wire, request(lease), pages);
+        let reply = call.await.ok_or(Trouble::Broken)?;
         match parse(&reply).0 {
             Reply::Failed(failure) => Err(Trouble::Failed(failure)),
             _ => Ok(reply),
@@ -320,7 +358,7 @@ impl Client {
 
     /// Sleeps now and then, because other processes may hold the CPU at any point, for long.
     async fn be_preempted(&self) {
-        if self.world.below(30) == 0 {
+        if self.load.is_preempted && self.world.below(30) == 0 {
             self.world.sleep(self.world.below(1000 * MS)).await;
         }
     }

@@ -11,9 +11,10 @@
 //! `PAGETAX_SEEDS=10000 cargo test -p pagetax-remote --test simulation`.
 
 mod client;
+mod scale;
 mod world;
 
-use client::{Client, Flaw, Links, UNREACHABLE, at};
+use client::{Client, Flaw, Links, Load, UNREACHABLE, at};
 use pagetax_core::access::Rng;
 use std::cell::Cell;
 use world::{MS, World};
@@ -87,7 +88,7 @@ fn play(seed: u64, story: Story, flaw: Flaw) -> Result<(u64, u64), String> {
         Plot::FullServer => world.lend(story.servers - 1, 1),
         _ => {}
     }
-    let client = Client::new(world.clone(), story.copies, flaw);
+    let client = Client::new(world.clone(), story.copies, flaw, Load::default());
     if story.plot == Plot::Rack && flaw != Flaw::IgnoresDomains {
         let mut replicator = client.replicator.borrow_mut();
         (0..story.servers as u8)

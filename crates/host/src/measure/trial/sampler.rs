@@ -165,13 +165,21 @@ impl Taken {
     }
 }
 
+/// What is known of a process that was on a list.
+#[derive(Debug, Clone, Copy, Default)]
+struct Listed {
+    /// The number of lists that it was on.
+    lists: u32,
+    /// The most memory that it was seen to hold.
+    bytes: u64,
+}
+
 struct SamplerThread {
     root: Pid,
     start: Instant,
     tree: tree::ProcessTree,
     processes: Vec<Pid>,
-    /// The number of lists that each process was on.
-    listed: HashMap<Pid, u32>,
+    listed: HashMap<Pid, Listed>,
     processes_listed: Option<Instant>,
     list_cost: Duration,
     full: Option<Taken>,
@@ -219,6 +227,10 @@ impl SamplerThread {
             self.list_processes(now);
             let before = cpu_time();
             let held = self.held();
+            for of in &held {
+                let listed = self.listed.entry(of.pid).or_default();
+                listed.bytes = listed.bytes.max(of.bytes());
+            }
             let affordable = (cpu_time() - before) * QUICK_SHARE;
             pace = affordable.max(self.start.elapsed() / PACE_SHARE).clamp(PACE_MIN, PACE_MAX);
             if let Some(look) = self.next_look(now, &held) {
@@ -254,17 +266,20 @@ impl SamplerThread {
             self.processes = self.tree.descendants(self.root);
             self.processes.push(self.root);
             for pid in &self.processes {
-                *self.listed.entry(*pid).or_default() += 1;
+                self.listed.entry(*pid).or_default().lists += 1;
             }
             (self.processes_listed, self.list_cost) = (Some(now), cpu_time() - before);
         }
     }
 
-    /// Returns the number of processes that had ended by the next list. Others may have been on no list at
-    /// all.
+    /// Returns the number of processes that had ended by the next list; none if all of them together held
+    /// so little that it does not matter to the peak. Others may have been on no list at all.
     fn brief_count(&self) -> usize {
-        let gone = |pid: &Pid| !self.processes.contains(pid);
-        self.listed.iter().filter(|(pid, lists)| **lists == 1 && gone(pid)).count()
+        let is_brief = |(pid, of): &(&Pid, &Listed)| of.lists == 1 && !self.processes.contains(pid);
+        let brief = || self.listed.iter().filter(is_brief);
+        let bytes: u64 = brief().map(|(_, of)| of.bytes).sum();
+        let peak = self.seen.peak.map_or(0, |peak| peak.resident_bytes);
+        if bytes * OTHERS_PART < peak { 0 } else { brief().count() }
     }
 
     /// Returns the look that is due. There is none before memory has grown.
@@ -447,6 +462,23 @@ mod tests {
         assert!(alike(quick.resident_bytes, full.resident_bytes + (2 << 20)), "{quick:?} {full:?}");
         assert!(quick.anon_bytes >= 64 << 20 && quick.page_table_bytes > 0, "{quick:?}");
         assert_eq!(quick.process_count, 1);
+    }
+
+    #[test]
+    fn brief_processes_count_where_their_memory_may_matter() {
+        let [root, large, small] = [1, 2, 3].map(|pid| Pid::from_raw(pid).unwrap());
+        let mut thread = SamplerThread::new(root, None);
+        let mut counts = |brief: &[(Pid, u32, u64)]| {
+            thread.listed = brief
+                .iter()
+                .map(|(pid, lists, bytes)| (*pid, Listed { lists: *lists, bytes: *bytes }))
+                .collect();
+            thread.seen.peak = Some(Peak { resident_bytes: 100, ..Peak::default() });
+            thread.brief_count()
+        };
+        assert_eq!(counts(&[(root, 1, 90), (small, 1, 4)]), 0, "a wrapper that ran something else");
+        assert_eq!(counts(&[(root, 1, 90), (large, 1, 30), (small, 1, 4)]), 2);
+        assert_eq!(counts(&[(root, 1, 90), (large, 2, 30), (small, 1, 4)]), 0, "watched for long");
     }
 
     #[test]

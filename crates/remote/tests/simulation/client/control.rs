@@ -38,10 +38,11 @@ impl Client {
         let (wire, _) = self.attach(links, server, false).await?;
         let reply = self.world.call(wire, frame(Request::Status)).await.ok_or(Trouble::Broken)?;
         let Reply::Status(status) = parse(&reply).0 else { return Err(Trouble::Broken) };
+        let used = (status.pages_total - status.pages_free) * self.load.run_pages;
         self.replicator.borrow_mut().record_status(
             server,
             status.pages_total,
-            status.pages_free,
+            status.pages_total.saturating_sub(used),
             status.draining,
         );
         self.down_since.borrow_mut().remove(&server);
@@ -159,7 +160,8 @@ impl Client {
         self.gone(server);
         let mut token = [0; 32];
         token[..8].copy_from_slice(&self.world.below(u64::MAX).to_le_bytes());
-        let create = Request::Create { pages: REGION_PAGES, overcommit: true, token: &token };
+        let create =
+            Request::Create { pages: self.load.region_pages, overcommit: true, token: &token };
         let reply = self.world.call(wire, frame(create)).await.ok_or(Trouble::Broken)?;
         let Reply::Created(lease) = parse(&reply).0 else { return Err(Trouble::Broken) };
         self.remotes.borrow_mut().insert(server, Remote { number: lease.region, token });

@@ -42,7 +42,8 @@ impl Client {
                 let sent = match leased {
                     Ok((wire, lease)) => {
                         let frame = put_frame(lease, page, false, &bytes);
-                        let reply = self.world.call(wire, frame).await.ok_or(Trouble::Broken);
+                        let call = self.world.call_of_run(wire, frame, self.load.run_pages);
+                        let reply = call.await.ok_or(Trouble::Broken);
                         reply.and_then(|reply| match parse(&reply).0 {
                             Reply::Failed(failure) => Err(Trouble::Failed(failure)),
                             _ => Ok(()),
@@ -104,7 +105,7 @@ impl Client {
             for server in plan.order() {
                 let ask =
                     |on| frame(Request::Get { on, first: page, count: 1, with_checksums: false });
-                match self.call_on(links, *server, ask).await {
+                match self.call_for(links, *server, 1, ask).await {
                     Ok(reply) if parse(&reply).1 == right => {
                         self.reset_strikes(*server, RequestKind::Read);
                         return true;
