@@ -272,14 +272,14 @@ impl SamplerThread {
         }
     }
 
-    /// Returns the number of processes that had ended by the next list; none if all of them together held
-    /// so little that it does not matter to the peak. Others may have been on no list at all.
+    /// Returns the number of processes that had ended by the next list and held so much that it may matter
+    /// to the peak. Others may have been on no list at all.
     fn brief_count(&self) -> usize {
-        let is_brief = |(pid, of): &(&Pid, &Listed)| of.lists == 1 && !self.processes.contains(pid);
-        let brief = || self.listed.iter().filter(is_brief);
-        let bytes: u64 = brief().map(|(_, of)| of.bytes).sum();
         let peak = self.seen.peak.map_or(0, |peak| peak.resident_bytes);
-        if bytes * OTHERS_PART < peak { 0 } else { brief().count() }
+        let is_brief = |(pid, of): &(&Pid, &Listed)| {
+            of.lists == 1 && !self.processes.contains(pid) && of.bytes * OTHERS_PART >= peak
+        };
+        self.listed.iter().filter(is_brief).count()
     }
 
     /// Returns the look that is due. There is none before memory has grown.
@@ -477,7 +477,7 @@ mod tests {
             thread.brief_count()
         };
         assert_eq!(counts(&[(root, 1, 90), (small, 1, 4)]), 0, "a wrapper that ran something else");
-        assert_eq!(counts(&[(root, 1, 90), (large, 1, 30), (small, 1, 4)]), 2);
+        assert_eq!(counts(&[(root, 1, 90), (large, 1, 30), (small, 1, 4)]), 1);
         assert_eq!(counts(&[(root, 1, 90), (large, 2, 30), (small, 1, 4)]), 0, "watched for long");
     }
 
