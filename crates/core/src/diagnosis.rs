@@ -239,7 +239,7 @@ pub fn judge(trials: &[Trial], basis: Basis, remedies: &str) -> Verdict {
     if !as_is.exit.success() && trials.len() == 1 {
         return none(format!("the command failed in its first run: {}", as_is.exit));
     }
-    if let Some(refusal) = too_short(as_is, basis) {
+    if let Some(refusal) = too_short(as_is, trials, basis) {
         return none(refusal);
     }
     let others = || trials.iter().filter(|t| is_candidate(t));
@@ -268,18 +268,19 @@ pub fn judge(trials: &[Trial], basis: Basis, remedies: &str) -> Verdict {
     }
 }
 
-/// Returns the reason why the command is too short for a verdict, if its start takes most of its time.
-fn too_short(as_is: &Trial, basis: Basis) -> Option<String> {
-    let start_ns = median(&as_is.start_ns)?;
-    let median_ns = basis.median_ns(as_is);
-    (start_ns * 2 > median_ns).then(|| {
-        format!(
-            "no verdict: of {}, the start of a program that does nothing takes {}; give the command more \
-             to do",
-            Nanos(median_ns),
-            Nanos(start_ns)
-        )
-    })
+/// Returns the reason why the command is too short for a verdict: its start takes most of its time, or all of
+/// the time of a run in some trial.
+fn too_short(as_is: &Trial, trials: &[Trial], basis: Basis) -> Option<String> {
+    let start_ns = |trial: &Trial| median(&trial.start_ns);
+    let is_all_start =
+        |trial: &&Trial| start_ns(trial).is_some() && basis.beyond_start_ns(trial).contains(&0);
+    let is_most = start_ns(as_is)? * 2 > basis.median_ns(as_is);
+    let short = if is_most { Some(as_is) } else { trials.iter().find(is_all_start) }?;
+    Some(format!(
+        "no verdict: of {}, the start of a program that does nothing takes {}; give the command more to do",
+        Nanos(basis.median_ns(short)),
+        Nanos(start_ns(short)?)
+    ))
 }
 
 /// Says what the winner's start costs. Its speed-up lacks that cost.
@@ -521,6 +522,11 @@ mod tests {
         assert!(words.iter().all(|words| told.reason.contains(words)), "{}", told.reason);
         let told =
             verdict(vec![start(trial(AS_IS, 3, 1, 0.0), 2), start(trial(BASE, 2, 1, 0.0), 1)]);
+        assert!(told.winner.is_none() && told.reason.starts_with("no verdict"), "{}", told.reason);
+        // A disturbed start, longer than one of the runs.
+        let mut disturbed = start(trial("stack-2M", 25, 1, 0.0), 9);
+        disturbed.runs_ns[0] = 8_000_000;
+        let told = verdict(vec![as_is(), disturbed]);
         assert!(told.winner.is_none() && told.reason.starts_with("no verdict"), "{}", told.reason);
     }
 
