@@ -327,10 +327,9 @@ fn a_rack_takes_one_copy_of_each_of_many_clients() {
     assert_eq!(figures.lost, 0);
     assert_eq!((figures.affected, figures.repaired.len()), (12, 12), "all copies are back");
     assert!(figures.repaired_bytes > 0 && figures.fullest < 2.0, "{figures:?}");
-    // With one rack for all, the same failure takes all copies of some.
-    let together = Scale { racks: 16, ..scale };
-    let lost = play(Scale { failure: Failure::Server, copies: 1, ..together }, 1990).lost;
-    assert!(lost > 0, "one copy cannot survive its server");
+    // The check can fail.
+    let lost = play(Scale { copies: 1, ..scale }, 1990).lost;
+    assert!(lost > 0, "one copy cannot survive its rack");
 }
 
 #[test]
