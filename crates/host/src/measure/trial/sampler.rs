@@ -165,7 +165,7 @@ impl Taken {
     }
 }
 
-/// What is known of a process that was on a list.
+/// The facts about a process that was on a list.
 #[derive(Debug, Clone, Copy, Default)]
 struct Listed {
     /// The number of lists that it was on.
