@@ -108,7 +108,7 @@ pub struct Trial {
 
 impl Trial {
     /// Returns the CPU time of each run, user and kernel.
-    fn cpu_ns(&self) -> impl Iterator<Item = u64> {
+    pub fn cpu_ns(&self) -> impl Iterator<Item = u64> {
         self.user_ns.iter().zip(&self.kernel_ns).map(|(user, kernel)| user + kernel)
     }
 }

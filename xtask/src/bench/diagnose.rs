@@ -30,7 +30,8 @@ pub fn run(parts: &[String]) -> Result<Outcome> {
         };
         eprintln!("{}: diagnose, then {ROUNDS} rounds of its line", program.name);
         let kept = workshop.path(&format!("outputs-{}", program.name));
-        let diagnosis = diagnosed(&pagetax, &script, &kept)?;
+        let outputs = kept.to_str().context("a path that is no text")?;
+        let diagnosis = diagnosed(&pagetax, &["--outputs", outputs], &script)?;
         let (line, told) = promise(&diagnosis)?;
         let found = found(&diagnosis);
         let cured = line.clone().unwrap_or(format!("export {TUNABLE}; {script}"));
@@ -64,10 +65,10 @@ pub fn run(parts: &[String]) -> Result<Outcome> {
     })
 }
 
-/// Returns the verdict on a script, and keeps the outputs of all runs.
-fn diagnosed(pagetax: &str, script: &str, kept: &Path) -> Result<Diagnosis> {
+/// Returns the diagnosis of a script.
+pub fn diagnosed(pagetax: &str, options: &[&str], script: &str) -> Result<Diagnosis> {
     let mut command = Command::new(pagetax);
-    command.args(["diagnose", "--json", "--outputs"]).arg(kept).args(["--", "sh", "-c", script]);
+    command.args(["diagnose", "--json"]).args(options).args(["--", "sh", "-c", script]);
     Ok(serde_json::from_str(&shell::output(&mut command)?)?)
 }
 

@@ -1,17 +1,16 @@
 //! How much the CPU time of one command differs between equal runs: as it is, at the mean speed of the speed
 //! probe, and between two runs side by side.
 
+use super::diagnose::diagnosed;
 use super::programs::{Workshop, chosen};
 use super::{Outcome, pagetax};
-use crate::shell;
 use anyhow::{Context, Result};
-use pagetax_core::diagnosis::{CHECK, Diagnosis, Trial};
+use pagetax_core::diagnosis::CHECK;
 use serde_json::json;
 use std::fs::File;
-use std::process::Command;
 
-/// The runs of each trial.
-const RUNS: &str = "10";
+/// The runs of each trial, and the pages of those beside the command as it is.
+const OPTIONS: [&str; 4] = ["--sizes", "2M", "--runs", "10"];
 /// The size of the file that sha256sum reads: about a second.
 const HASHED_BYTES: u64 = 1 << 30;
 /// The most of the variation that the probe may leave.
@@ -25,17 +24,18 @@ pub fn run() -> Result<Outcome> {
     let programs = [("sha256sum", format!("exec sha256sum {}", hashed.display())), ("sort", sort)];
     let (mut rows, mut results, mut fine) = (Vec::new(), Vec::new(), true);
     for (name, script) in programs {
-        eprintln!("{name}: {RUNS} runs of each trial, then side by side");
-        let probed = diagnosed(&pagetax, &[], &script)?;
+        eprintln!("{name}: 10 runs of each trial, then side by side");
+        let probed = diagnosed(&pagetax, &OPTIONS, &script)?;
         let as_is = probed.trials.first().context("no trial")?;
-        let raw = deviation(&cpu_ns(as_is));
+        let raw = deviation(&as_is.cpu_ns().collect::<Vec<_>>());
         let steady = match as_is.steady_ns.is_empty() {
             true => None,
             false => Some(deviation(&as_is.steady_ns)),
         };
-        let beside = diagnosed(&pagetax, &["--side-by-side", "--check"], &script)?;
+        let beside =
+            diagnosed(&pagetax, &[&OPTIONS[..], &["--side-by-side", "--check"]].concat(), &script)?;
         let check = beside.trials.iter().find(|trial| trial.name == CHECK).context("no A/A arm")?;
-        let pair = deviation_of_pairs(&cpu_ns(&beside.trials[0]), &cpu_ns(check));
+        let pair = deviation_of_pairs(beside.trials[0].cpu_ns(), check.cpu_ns());
         fine &= steady.is_none_or(|steady| steady <= LEFT_MAX * raw);
         let cell = |share: f64| format!("{:.1} %", 100.0 * share);
         let steady_cell = steady.map_or("no probe".into(), cell);
@@ -52,17 +52,6 @@ pub fn run() -> Result<Outcome> {
     })
 }
 
-fn diagnosed(pagetax: &str, options: &[&str], script: &str) -> Result<Diagnosis> {
-    let mut command = Command::new(pagetax);
-    command.args(["diagnose", "--json", "--sizes", "2M", "--runs", RUNS]).args(options);
-    command.args(["--", "sh", "-c", script]);
-    Ok(serde_json::from_str(&shell::output(&mut command)?)?)
-}
-
-fn cpu_ns(trial: &Trial) -> Vec<u64> {
-    trial.user_ns.iter().zip(&trial.kernel_ns).map(|(user, kernel)| user + kernel).collect()
-}
-
 /// Returns the standard deviation over the mean.
 fn deviation(times: &[u64]) -> f64 {
     let count = times.len() as f64;
@@ -72,7 +61,8 @@ fn deviation(times: &[u64]) -> f64 {
 }
 
 /// Returns the deviation of one run, as the differences between runs of a pair show it.
-fn deviation_of_pairs(one: &[u64], other: &[u64]) -> f64 {
-    let squares = one.iter().zip(other).map(|(a, b)| (*a as f64 / *b as f64).ln().powi(2));
-    (squares.sum::<f64>() / one.len() as f64 / 2.0).sqrt()
+fn deviation_of_pairs(one: impl Iterator<Item = u64>, other: impl Iterator<Item = u64>) -> f64 {
+    let squares: Vec<f64> =
+        one.zip(other).map(|(a, b)| (a as f64 / b as f64).ln().powi(2)).collect();
+    (squares.iter().sum::<f64>() / squares.len() as f64 / 2.0).sqrt()
 }
