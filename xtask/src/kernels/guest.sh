@@ -267,7 +267,7 @@ pager() {
     check remote-sort 200 '
         seq 1 100000 | sed "s/\(.*\)\(.\)/\2 \1 ä/" >/tmp/lines
         sort --parallel=2 /tmp/lines >/tmp/sorted
-        "$PAGETAX" remote --resident 6M --stats -- sort --parallel=2 -S 24M /tmp/lines >/tmp/paged 2>/tmp/counts
+        "$PAGETAX" remote --resident 3M --stats -- sort --parallel=2 -S 24M /tmp/lines >/tmp/paged 2>/tmp/counts
         cat /tmp/counts
         cmp /tmp/sorted /tmp/paged
         grep " page_in_count [1-9]" /tmp/counts'
