@@ -11,7 +11,7 @@ use serde_json::json;
 use std::path::Path;
 use std::process::{Child, Command};
 
-const ROUNDS: usize = 12;
+const ROUNDS: usize = 24;
 /// The part that keeps all CPUs busy.
 const BUSY: &str = "busy";
 /// Without a recommendation, this stands in for the line: glibc's own way to get large pages.

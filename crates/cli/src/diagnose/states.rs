@@ -11,9 +11,11 @@ use pagetax_core::diagnosis::{
     AS_IS, Basis, Growth, MemoryState, StateTrials, Trial, undecided_in_state,
 };
 use pagetax_core::sequential::Stopping;
+use pagetax_host::measure::backed_memory::is_taken_back;
 use pagetax_host::measure::trial::rounds::{self, Ended, Rounds, Schedule, Step};
 use pagetax_host::measure::trial::{Finished, Prepared, TrialCommand, TrialError};
 use pagetax_host::pages::Recipe;
+use pagetax_host::procfs::Root;
 use std::cell::Cell;
 use std::time::Duration;
 
@@ -49,8 +51,9 @@ impl AfterFresh<'_> {
         Ok((all, false))
     }
 
-    /// Runs a winner on memory as it is found, where the hypervisor takes much of it back between runs: a
-    /// start in practice has to wait for it.
+    /// Runs a winner on memory as it is found, where the hypervisor takes it back between runs: a start in
+    /// practice has to wait for it. The time before runs alone does not show that: on a busy machine the
+    /// memory that one run leaves is still there for the touch before the next.
     pub fn found(
         &self,
         winner: &str,
@@ -59,7 +62,8 @@ impl AfterFresh<'_> {
     ) -> Result<Option<StateTrials>> {
         let runs: Vec<&Finished> = rounds.finished.iter().flatten().collect();
         let is_asked = asked.contains(&MemoryState::Found) || self.schedule.side_by_side.get();
-        if is_asked || warnings::backing_ns(&runs).is_none() {
+        let waits = is_taken_back(&Root::default()) || warnings::backing_ns(&runs).is_some();
+        if is_asked || !waits {
             return Ok(None);
         }
         let pair: Vec<Recipe> = self
