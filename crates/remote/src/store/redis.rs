@@ -25,6 +25,7 @@ use placement::{Salts, SlotMap};
 use redis::{Cmd, ErrorKind, FromRedisValue, RedisError, RedisResult, ServerErrorKind};
 use session::{RedisLink, RedisSession, on_key};
 use std::collections::{BTreeMap, HashMap};
+use std::error::Error;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -150,6 +151,13 @@ impl Hash {
     fn has_moved(self, since: Hash) -> bool {
         (self.salts, self.earlier) != (since.salts, since.earlier)
     }
+}
+
+/// Returns true if the two sides did not agree on TLS, such as on a certificate.
+fn is_of_tls(error: &RedisError) -> bool {
+    let inner = error.source().and_then(|e| e.downcast_ref::<Arc<dyn Error + Send + Sync>>());
+    let io = inner.and_then(|inner| inner.downcast_ref::<io::Error>());
+    io.and_then(io::Error::get_ref).is_some_and(|inner| inner.is::<rustls::Error>())
 }
 
 impl RedisStore {
@@ -298,6 +306,10 @@ impl RedisState {
             ErrorKind::AuthenticationFailed => {
                 StoreError::Refused { server: node.label(), why: error.to_string() }
             }
+            _ if is_of_tls(&error) => StoreError::Refused {
+                server: node.label(),
+                why: format!("{error}; check --tls-ca, --tls-cert and the name in the address"),
+            },
             _ => self.error(error),
         })
     }
