@@ -81,7 +81,7 @@ fn a_store_that_stays_away_is_waited_for_as_long_as_asked() {
     assert!(since.elapsed() < Duration::from_secs(20), "{:?}", since.elapsed());
 }
 
-/// What a proxy does to the answers of a store.
+/// A change that a proxy makes to the answers of a store.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Lie {
     /// Changes one bit of a page.
@@ -181,6 +181,25 @@ fn a_store_that_lies_once_is_asked_again_and_one_that_goes_on_is_never_believed(
             }
         }
     }
+}
+
+#[test]
+fn a_store_that_fills_up_keeps_pages_in_memory_and_one_that_evicts_is_sigbus() {
+    let Some(redis) = RedisServer::start(&[]) else { return };
+    let Some(program) = start(&["--store", &redis.url()]) else { return };
+    redis.say("CONFIG SET maxmemory 4mb");
+    let (answer, output) = program.finish();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!((answer, output.status.code()), (right_answer(), Some(0)), "{errors}");
+    assert!(errors.contains("the page store is full"), "{errors}");
+    redis.say("CONFIG SET maxmemory 48mb");
+    let Some(program) = start(&["--store", &redis.url()]) else { return };
+    redis.say("CONFIG SET maxmemory-policy allkeys-lru");
+    redis.say("CONFIG SET maxmemory 4mb");
+    let (answer, output) = program.finish();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!((answer.as_str(), output.status.signal()), ("", Some(libc::SIGBUS)), "{errors}");
+    assert!(errors.contains("SIGBUS at 0x") && errors.contains("is lost"), "{errors}");
 }
 
 /// Sends a command to a store with the other password.

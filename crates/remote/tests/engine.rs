@@ -64,6 +64,20 @@ fn kill(server: &mut RedisServer) {
     server.child.wait().unwrap();
 }
 
+/// Ends a server of a cluster as a crash would, and starts it again at its place, without its data.
+fn restart(server: &mut RedisServer) {
+    let folder = std::fs::read_link(format!("/proc/{}/cwd", server.child.id())).unwrap();
+    kill(server);
+    server.child = Command::new("redis-server")
+        .args(["--port", &server.port.to_string(), "--bind", "127.0.0.1", "--save", ""])
+        .args(["--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf"])
+        .current_dir(folder)
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    wait_until("the server to be up", || server.try_say("PING").is_ok());
+}
+
 #[test]
 fn with_two_copies_a_master_of_a_redis_cluster_may_die() {
     let Some(mut nodes) = RedisServer::start_cluster(3) else { return };
@@ -154,6 +168,21 @@ fn a_redis_replica_in_the_place_of_its_master_is_filled_again() {
     kill(&mut nodes[0]);
     let (lost, _) = unread(&mut *store.reader().unwrap(), region, 60);
     assert_eq!(lost, 0);
+}
+
+#[test]
+fn with_two_copies_one_master_after_the_other_may_be_started_anew() {
+    // A service manager starts it within a second: it keeps its slots, and has lost its pages.
+    let Some(mut nodes) = RedisServer::start_cluster(3) else { return };
+    let (store, lines) = watchful(url_of(&nodes));
+    let region = fill(&store, 60);
+    for node in &mut nodes {
+        lines.lock().unwrap().clear();
+        restart(node);
+        let is_done = |line: &String| line.contains("copied anew");
+        wait_until("lost copies to be made again", || lines.lock().unwrap().iter().any(is_done));
+    }
+    assert_eq!(unread(&mut *store.reader().unwrap(), region, 60), (0, 0));
 }
 
 #[test]

@@ -140,6 +140,8 @@ struct Hash {
     earlier: Option<Salts>,
     /// The number of puts that are under way. Copies do not move meanwhile.
     puts: u32,
+    /// The number of losses of a master's pages that the places of the copies take into account.
+    losses_seen: u32,
 }
 
 impl Hash {
@@ -289,13 +291,15 @@ impl RedisState {
             ),
             _ => false,
         };
-        // The error of a pipeline has no code of its own.
+        // The error of a pipeline has no code of its own, and lists that of each command.
         let of_server = error.clone().into_server_errors();
-        let code = of_server.as_ref().and_then(|errors| errors.first()?.1.code().into());
-        match code {
+        let first = of_server.as_ref().and_then(|errors| errors.first()).map(|(_, first)| first);
+        let why = first
+            .map_or_else(|| error.to_string(), |first| RedisError::from(first.clone()).to_string());
+        match first.map(|first| first.code()) {
             Some("OOM") => StoreError::Full { pages_asked: 1, pages_free: 0 },
-            _ if may_pass => StoreError::Unreachable { server, source: io::Error::other(error) },
-            _ => StoreError::Refused { server, why: error.to_string() },
+            _ if may_pass => StoreError::Unreachable { server, source: io::Error::other(why) },
+            _ => StoreError::Refused { server, why },
         }
     }
 

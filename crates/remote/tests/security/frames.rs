@@ -38,7 +38,7 @@ fn a_newer_client_is_served_in_our_version_and_one_that_is_too_old_is_told_so() 
     future.join().unwrap();
 }
 
-/// A frame of protocol 3, by its bytes. It shares no code with the server, and never changes.
+/// Returns a frame of protocol 3, by its bytes. It shares no code with the server, and never changes.
 fn frame_3(op: u8, flags: u8, count: u16, lease: [u32; 2], page: u64, meta: &[u8]) -> Vec<u8> {
     let mut frame = vec![op, flags];
     frame.extend(count.to_le_bytes());
@@ -51,9 +51,8 @@ fn frame_3(op: u8, flags: u8, count: u16, lease: [u32; 2], page: u64, meta: &[u8
     frame
 }
 
-/// A client of protocol 3 goes on with each later server.
 #[test]
-fn a_client_of_protocol_3_is_served() {
+fn a_client_of_protocol_3_is_served_by_each_later_server() {
     let server = start(listen::ServerOptions::default());
     let mut stream = TcpStream::connect(server.address()).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
