@@ -102,8 +102,8 @@ pub fn duration(rng: &mut Rng) -> Duration {
     Duration::from_millis(200 + rng.below(800))
 }
 
-/// Runs the program while a server fails, recovers, and gets its copies back. Returns the longest waits of the
-/// program before and after the failure, and the longest wait for a CPU of a thread that only sleeps.
+/// Runs the program while a server fails, recovers, and gets its copies back. Returns the longest waits of
+/// the program before and after the failure, and the longest wait for a CPU of a thread that only sleeps.
 pub fn play(
     program: &mut RewritingProgram,
     patience: Duration,
