@@ -6,8 +6,12 @@ mod redis_server;
 
 use paged::{right_answer, start};
 use redis_server::{RedisServer, url_of};
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 const PAGETAX: &str = env!("CARGO_BIN_EXE_pagetax");
@@ -75,6 +79,169 @@ fn a_store_that_stays_away_is_waited_for_as_long_as_asked() {
     assert!(errors.contains("SIGBUS at 0x") && errors.contains("cannot reach"), "{errors}");
     // The default is half a minute.
     assert!(since.elapsed() < Duration::from_secs(20), "{:?}", since.elapsed());
+}
+
+/// A change that a proxy makes to the answers of a store.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Lie {
+    /// Changes one bit of a page.
+    Changed,
+    /// Makes a page one byte shorter.
+    Short,
+    /// Gives a page of an earlier answer.
+    Earlier,
+    /// Hangs up in the middle of a page.
+    Cut,
+}
+
+impl Lie {
+    /// Changes a piece of an answer. Returns false if it has no page to lie about.
+    fn tell(self, piece: &mut Vec<u8>, earlier: &mut Vec<u8>) -> bool {
+        let head = b"$4096\r\n";
+        let at = piece.windows(head.len()).position(|at| at == head).map(|at| at + head.len());
+        let Some(at) = at.filter(|at| at + 4096 <= piece.len()) else { return false };
+        match self {
+            Lie::Changed => piece[at + 77] ^= 4,
+            Lie::Short => {
+                piece.remove(at + 77);
+                piece[at - 3] = b'5';
+            }
+            Lie::Earlier if earlier.is_empty() => {
+                *earlier = piece[at..at + 4096].to_vec();
+                return false;
+            }
+            Lie::Earlier => piece[at..at + 4096].copy_from_slice(earlier),
+            Lie::Cut => piece.truncate(at + 2000),
+        }
+        true
+    }
+}
+
+/// Starts a proxy before a store. Its URL, and the lies that are left to tell.
+fn lying(store: &RedisServer, lie: Lie) -> (String, Arc<AtomicUsize>) {
+    let (listener, port) = (TcpListener::bind("127.0.0.1:0").unwrap(), store.port);
+    let url = format!("redis://{}", listener.local_addr().unwrap());
+    let left: Arc<AtomicUsize> = Arc::default();
+    let lies = left.clone();
+    let earlier: Arc<Mutex<Vec<u8>>> = Arc::default();
+    let pump = move |mut from: TcpStream, mut to: TcpStream, lies: Option<Arc<AtomicUsize>>| {
+        let mut piece = vec![0; 1 << 16];
+        while let Ok(len @ 1..) = from.read(&mut piece) {
+            let mut piece = piece[..len].to_vec();
+            let wants = lies.as_ref().filter(|lies| lies.load(Ordering::SeqCst) > 0);
+            let lied = wants.filter(|_| lie.tell(&mut piece, &mut earlier.lock().unwrap()));
+            lied.iter().for_each(|lies| {
+                lies.fetch_sub(1, Ordering::SeqCst);
+            });
+            if to.write_all(&piece).is_err() || (lied.is_some() && lie == Lie::Cut) {
+                break;
+            }
+        }
+        let _ = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
+    };
+    std::thread::spawn(move || {
+        while let Ok((client, _)) = listener.accept() {
+            let store = TcpStream::connect(("127.0.0.1", port)).unwrap();
+            let (back, lies) =
+                ((store.try_clone().unwrap(), client.try_clone().unwrap()), lies.clone());
+            let (pump, answers) = (pump.clone(), pump.clone());
+            std::thread::spawn(move || pump(client, store, None));
+            std::thread::spawn(move || answers(back.0, back.1, Some(lies)));
+        }
+    });
+    (url, left)
+}
+
+#[test]
+fn a_store_that_lies_once_is_asked_again_and_one_that_goes_on_is_never_believed() {
+    let Some(redis) = RedisServer::start(&[]) else { return };
+    for lie in [Lie::Changed, Lie::Short, Lie::Earlier, Lie::Cut] {
+        for lies in [1, usize::MAX] {
+            // Those of a program that was killed stay for a while.
+            redis.say("FLUSHALL");
+            let (url, left) = lying(&redis, lie);
+            let Some(program) = start(&["--store", &url, "--unreachable", "2s"]) else { return };
+            left.store(lies, Ordering::SeqCst);
+            let (answer, output) = program.finish();
+            let errors = String::from_utf8_lossy(&output.stderr);
+            assert!(left.load(Ordering::SeqCst) < lies, "{lie:?} was never told");
+            if lies == 1 {
+                assert_eq!(
+                    (answer, output.status.code()),
+                    (right_answer(), Some(0)),
+                    "{lie:?}: {errors}"
+                );
+            } else {
+                assert_eq!(
+                    (answer.as_str(), output.status.signal()),
+                    ("", Some(libc::SIGBUS)),
+                    "{lie:?}: {errors}"
+                );
+                assert!(errors.contains("SIGBUS at 0x"), "{lie:?}: {errors}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_store_that_fills_up_keeps_pages_in_memory_and_one_that_evicts_is_sigbus() {
+    let Some(redis) = RedisServer::start(&[]) else { return };
+    let Some(program) = start(&["--store", &redis.url()]) else { return };
+    redis.say("CONFIG SET maxmemory 4mb");
+    let (answer, output) = program.finish();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!((answer, output.status.code()), (right_answer(), Some(0)), "{errors}");
+    assert!(errors.contains("the page store is full"), "{errors}");
+    redis.say("CONFIG SET maxmemory 48mb");
+    let Some(program) = start(&["--store", &redis.url()]) else { return };
+    redis.say("CONFIG SET maxmemory-policy allkeys-lru");
+    redis.say("CONFIG SET maxmemory 4mb");
+    let (answer, output) = program.finish();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!((answer.as_str(), output.status.signal()), ("", Some(libc::SIGBUS)), "{errors}");
+    assert!(errors.contains("SIGBUS at 0x") && errors.contains("is lost"), "{errors}");
+}
+
+/// Sends a command to a store with the other password.
+fn say(port: u16, command: &str) {
+    let output = Command::new("redis-cli")
+        .args(["-p", &port.to_string(), "-a", "another-secret"])
+        .args(command.split(' '))
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+}
+
+#[test]
+fn a_password_that_changes_is_waited_for_and_never_shown() {
+    let Some(redis) = RedisServer::start(&["--requirepass", "swordfish"]) else { return };
+    let url = redis.url().replace("redis://", "redis://:swordfish@");
+    for comes_back in [true, false] {
+        let wait = if comes_back { "30s" } else { "1s" };
+        let Some(program) = start(&["--store", &url, "--unreachable", wait]) else { return };
+        redis.say("CONFIG SET requirepass another-secret");
+        say(redis.port, "CLIENT KILL TYPE normal");
+        let back = || {
+            std::thread::sleep(Duration::from_secs(2));
+            say(redis.port, "CONFIG SET requirepass swordfish");
+        };
+        let (answer, output) = std::thread::scope(|scope| {
+            comes_back.then(|| scope.spawn(back));
+            program.finish()
+        });
+        let errors = String::from_utf8_lossy(&output.stderr);
+        if comes_back {
+            assert_eq!((answer, output.status.code()), (right_answer(), Some(0)), "{errors}");
+        } else {
+            assert_eq!(
+                (answer.as_str(), output.status.signal()),
+                ("", Some(libc::SIGBUS)),
+                "{errors}"
+            );
+            assert!(errors.contains("SIGBUS at 0x"), "{errors}");
+        }
+        assert!(!errors.contains("swordfish") && !errors.contains("another-secret"), "{errors}");
+    }
 }
 
 /// Returns a command that says if it ran.

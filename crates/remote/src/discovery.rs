@@ -4,7 +4,7 @@
 //! the network can announce anything, so the number of remembered announcements is bounded.
 
 use crate::threads;
-use crate::wire::VERSION;
+use crate::wire::{VERSION, VERSION_MIN};
 use mdns_sd::{ServiceDaemon, ServiceEvent, ServiceInfo};
 use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 /// The service type that servers announce.
 pub const SERVICE: &str = "_pagetax._tcp.local.";
 
-/// The property that has the version of a server's protocol.
+/// The property that has the versions of a server's protocol, separated by commas.
 const PROTOCOL: &str = "protocol";
 
 /// The most announcements that are remembered: a withdrawal has the name only, and needs its
@@ -24,6 +24,12 @@ const NAMES_MAX: usize = 1024;
 #[derive(Debug, thiserror::Error)]
 #[error("cannot use mDNS: {0}; name the servers with --servers instead")]
 pub struct DiscoveryError(#[from] mdns_sd::Error);
+
+/// Returns true if this build speaks one of the versions that a server announces.
+fn is_spoken(versions: &str) -> bool {
+    let known = |version: &str| version.parse().is_ok_and(|v| (VERSION_MIN..=VERSION).contains(&v));
+    versions.split(',').any(known)
+}
 
 /// An announced server. Dropping it withdraws the announcement.
 pub struct Announcement {
@@ -40,8 +46,9 @@ pub fn announce(listen: SocketAddr, instance: &str) -> Result<Announcement, Disc
     let host = format!("{instance}.local.");
     let address =
         if listen.ip().is_unspecified() { String::new() } else { listen.ip().to_string() };
-    let version = VERSION.to_string();
-    let properties: &[(&str, &str)] = &[(PROTOCOL, &version)];
+    let versions: Vec<String> =
+        (VERSION_MIN..=VERSION).map(|version| version.to_string()).collect();
+    let properties: &[(&str, &str)] = &[(PROTOCOL, &versions.join(","))];
     let mut info =
         ServiceInfo::new(SERVICE, instance, &host, address.as_str(), listen.port(), properties)?;
     if listen.ip().is_unspecified() {
@@ -73,7 +80,7 @@ pub struct Finder {
 /// The changes on the network since the last poll.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct News {
-    /// One IPv4 address of each announced server that has our protocol version.
+    /// One IPv4 address of each announced server that speaks one of our protocol versions.
     pub announced: BTreeSet<SocketAddr>,
     /// The addresses of servers whose announcement was withdrawn or has expired.
     pub withdrawn: BTreeSet<SocketAddr>,
@@ -98,7 +105,7 @@ impl Finder {
         while let Ok(event) = self.events.recv_deadline(deadline) {
             match event {
                 ServiceEvent::ServiceResolved(info)
-                    if info.get_property_val_str(PROTOCOL) == Some(&VERSION.to_string()) =>
+                    if info.get_property_val_str(PROTOCOL).is_some_and(is_spoken) =>
                 {
                     let Some(ip) = info.get_addresses_v4().into_iter().min() else { continue };
                     let address = SocketAddr::from((ip, info.get_port()));

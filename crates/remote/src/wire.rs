@@ -19,9 +19,17 @@ use crate::page::{PAGE_BYTES, RUN_PAGES_MAX};
 use header::HEADER_BYTES;
 use twox_hash::XxHash3_64;
 
-/// The version of this protocol. Both sides send theirs first, and disconnect if the versions
-/// differ.
+/// The newest version of the protocol that this build speaks.
 pub const VERSION: u32 = 3;
+
+/// The oldest version that this build speaks. A change of the protocol raises [`VERSION`] alone, and servers
+/// go on with clients of the older ones.
+pub const VERSION_MIN: u32 = 3;
+
+/// Returns the version to speak with a client: the newest that both know. None if it is too old.
+pub fn agreed_version(of_client: u32) -> Option<u32> {
+    Some(of_client.min(VERSION)).filter(|version| *version >= VERSION_MIN)
+}
 
 /// The size in bytes of a page's checksum on the wire.
 pub const CHECKSUM_BYTES: usize = 8;

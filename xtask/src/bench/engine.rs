@@ -2,9 +2,9 @@
 
 use crate::shell;
 use anyhow::{Context, Result, bail};
-use pagetax_host::sys::process::Child;
+use pagetax_host::sys::process::{Child, Signal};
 use std::net::TcpListener;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,23 @@ pub struct Engine {
     pub name: &'static str,
     /// The address of the cluster, as `--store` takes it.
     pub url: String,
-    _servers: Vec<Child>,
+    /// The first word of the names of its programs.
+    program: &'static str,
+    servers: Vec<EngineServer>,
+}
+
+struct EngineServer {
+    folder: PathBuf,
+    port: u16,
+    process: Child,
+}
+
+fn spawn(program: &str, folder: &Path, port: u16) -> Result<Child> {
+    let mut server = Command::new(format!("{program}-server"));
+    server.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", ""]);
+    server.args(["--cluster-enabled", "yes", "--maxmemory", MEMORY]);
+    server.current_dir(folder).stdin(Stdio::null()).stdout(Stdio::null());
+    Ok(Child::from(server.spawn()?))
 }
 
 impl Engine {
@@ -25,17 +41,14 @@ impl Engine {
     pub fn start(folder: &Path) -> Result<Option<Engine>> {
         let known = [("Valkey", "valkey"), ("Redis", "redis")];
         let is_there = |(_, program): &&(&str, &str)| shell::has(&format!("{program}-server"));
-        let Some((name, program)) = known.iter().find(is_there) else { return Ok(None) };
+        let Some(&(name, program)) = known.iter().find(is_there) else { return Ok(None) };
         let (mut hosts, mut servers) = (Vec::new(), Vec::new());
         for number in 0..SERVERS {
             let folder = folder.join(format!("node{number}"));
             std::fs::create_dir_all(&folder)?;
             let port = free_port()?;
-            let mut server = Command::new(format!("{program}-server"));
-            server.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", ""]);
-            server.args(["--cluster-enabled", "yes", "--maxmemory", MEMORY]);
-            server.current_dir(folder).stdin(Stdio::null()).stdout(Stdio::null());
-            servers.push(Child::from(server.spawn()?));
+            let process = spawn(program, &folder, port)?;
+            servers.push(EngineServer { folder, port, process });
             hosts.push(format!("127.0.0.1:{port}"));
         }
         let until = Instant::now() + Duration::from_secs(30);
@@ -51,7 +64,35 @@ impl Engine {
             std::thread::sleep(Duration::from_millis(200));
         }
         let url = format!("valkey://{}", hosts.join(","));
-        Ok(Some(Engine { name, url, _servers: servers }))
+        Ok(Some(Engine { name, url, program, servers }))
+    }
+
+    /// Changes a setting of all servers.
+    pub fn set(&self, setting: &str, value: &str) -> Result<()> {
+        for server in &self.servers {
+            let mut set = Command::new(format!("{}-cli", self.program));
+            set.args(["-p", &server.port.to_string(), "config", "set", setting, value]);
+            shell::output(&mut set)?;
+        }
+        Ok(())
+    }
+
+    /// Ends a server, as a crash would.
+    pub fn kill(&mut self, number: usize) {
+        let process = &mut self.servers[number].process;
+        process.signal(Signal::KILL);
+        let _ = process.wait();
+    }
+
+    /// Starts a server that was killed, without its data.
+    pub fn start_again(&mut self, number: usize) -> Result<()> {
+        let server = &mut self.servers[number];
+        server.process = spawn(self.program, &server.folder, server.port)?;
+        Ok(())
+    }
+
+    pub fn signal(&self, number: usize, signal: Signal) {
+        self.servers[number].process.signal(signal);
     }
 }
 

@@ -8,6 +8,7 @@
 mod failure;
 mod program;
 mod proxy;
+mod store;
 
 use super::{Outcome, pagetax};
 use anyhow::{Context, Result, bail, ensure};
@@ -24,6 +25,8 @@ const STALL_LIMIT: Duration = Duration::from_millis(50);
 const PROGRESS_EVERY: Duration = Duration::from_secs(10);
 /// The first part of a single run's arguments: the path of pagetax, the kind and the seed follow.
 const SINGLE: &str = "single";
+/// The part that keeps pages in a cluster of Valkey or Redis, and the target of a single run there.
+const STORE: &str = "store";
 /// The signal that ends a process that touches a lost page.
 const SIGBUS: i32 = 7;
 
@@ -38,21 +41,32 @@ struct FailureKind {
 }
 
 /// Runs the bench. Its parts are the number of runs of each kind, as in `killed=5 gray=5`. Without parts, all
-/// kinds run.
+/// kinds run. With `store` pages lie on a Valkey or Redis cluster, and its servers fail.
 pub fn run(parts: &[String]) -> Result<Outcome> {
-    if let [first, pagetax, kind, seed] = parts
+    if let [first, target, kind, seed] = parts
         && first == SINGLE
     {
-        println!("{}", failure::run(pagetax, kind_of(kind)?, seed.parse()?)?);
+        let (kind, seed) = (kind_of(kind)?, seed.parse()?);
+        let result = match target.as_str() {
+            STORE => store::run(kind, seed)?,
+            pagetax => failure::run(pagetax, kind, seed)?,
+        };
+        println!("{result}");
         std::process::exit(0);
     }
-    let mut kinds = chosen(parts)?;
-    let pagetax = pagetax()?;
+    let (on_store, parts): (Vec<_>, Vec<_>) = parts.iter().cloned().partition(|part| part == STORE);
+    let mut kinds = chosen(&parts)?;
+    let target = if on_store.is_empty() {
+        pagetax()?
+    } else {
+        kinds.retain(|kind| store::FAILURES.contains(&kind.trouble));
+        STORE.to_string()
+    };
     let all: u64 = kinds.iter().map(|kind| kind.runs).sum();
     let (mut done, mut said) = (0, Instant::now());
     for kind in &mut kinds {
         for seed in 0..kind.runs {
-            kind.run(&pagetax, seed)?;
+            kind.run(&target, seed)?;
             done += 1;
             if said.elapsed() >= PROGRESS_EVERY || done == all {
                 said = Instant::now();
@@ -60,7 +74,7 @@ pub fn run(parts: &[String]) -> Result<Outcome> {
             }
         }
     }
-    outcome(&kinds)
+    outcome(&kinds, target == STORE)
 }
 
 fn kind_of(name: &str) -> Result<ServerFailure> {
@@ -95,9 +109,9 @@ fn chosen(parts: &[String]) -> Result<Vec<FailureKind>> {
 
 impl FailureKind {
     /// Runs once, as a process of its own.
-    fn run(&mut self, pagetax: &str, seed: u64) -> Result<()> {
+    fn run(&mut self, target: &str, seed: u64) -> Result<()> {
         let mut run = Command::new(std::env::current_exe()?);
-        run.args(["bench", "stalls", SINGLE, pagetax, self.name, &seed.to_string()]);
+        run.args(["bench", "stalls", SINGLE, target, self.name, &seed.to_string()]);
         let output = run.stderr(Stdio::inherit()).output()?;
         if output.status.success() {
             self.results.push(serde_json::from_slice(&output.stdout)?);
@@ -127,7 +141,7 @@ impl FailureKind {
     }
 }
 
-fn outcome(kinds: &[FailureKind]) -> Result<Outcome> {
+fn outcome(kinds: &[FailureKind], is_store: bool) -> Result<Outcome> {
     let calm: Vec<Duration> = kinds.iter().flat_map(|kind| kind.stalls(0)).collect();
     if calm.is_empty() {
         bail!("no run came to its end");
@@ -151,13 +165,16 @@ fn outcome(kinds: &[FailureKind]) -> Result<Outcome> {
     };
     let p99_of = |kind: &FailureKind| percentile(&mut kind.stalls(1), 99);
     let p99 = kinds.iter().filter(is_kill).filter_map(p99_of).max();
+    // The limit is one of our own servers.
+    let limit = (!is_store).then_some(STALL_LIMIT);
     let total = |what: fn(&FailureKind) -> u64| kinds.iter().map(what).sum::<u64>();
     let runs = total(|kind| kind.runs);
     let (page_ins, wrong) =
         (total(|kind| kind.sum("page_ins")), total(|kind| kind.sum("wrong_pages")));
     let (lost, failed) = (total(|kind| kind.lost), total(|kind| kind.failed));
     let after_kill = p99.map(|p99| {
-        format!("; after a kill p99 {}, at most {} ms", millis(p99), STALL_LIMIT.as_millis())
+        let at_most = limit.map_or(String::new(), |limit| format!(", at most {}", millis(limit)));
+        format!("; after a kill p99 {} ms{at_most}", millis(p99))
     });
     Ok(Outcome {
         headings: vec![
@@ -186,7 +203,7 @@ fn outcome(kinds: &[FailureKind]) -> Result<Outcome> {
                 Bytes(program::RESIDENT_BYTES),
                 after_kill.unwrap_or_default(),
             ),
-            wrong + lost + failed == 0 && p99.is_none_or(|p99| p99 <= STALL_LIMIT),
+            wrong + lost + failed == 0 && p99.zip(limit).is_none_or(|(p99, limit)| p99 <= limit),
         ),
     })
 }

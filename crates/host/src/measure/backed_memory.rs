@@ -30,7 +30,7 @@ const BALLOON: &str = "0x0005";
 /// The feature bit of a balloon that reports free pages to the hypervisor, which then takes them back.
 const REPORTING: usize = 5;
 
-/// Returns true if the hypervisor is told of free memory, and takes it back.
+/// Returns true if the balloon reports free pages to the hypervisor, which takes them back.
 pub fn is_taken_back(root: &Root) -> bool {
     let Ok(devices) = std::fs::read_dir(root.path("/sys/bus/virtio/devices")) else { return false };
     devices.flatten().any(|device| {

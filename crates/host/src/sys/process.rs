@@ -3,9 +3,8 @@
 use pagetax_core::exit::Exit;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
-use rustix::process::{
-    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, kill_process, pidfd_open, waitid,
-};
+pub use rustix::process::Signal;
+use rustix::process::{Pid, PidfdFlags, WaitId, WaitIdOptions, kill_process, pidfd_open, waitid};
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;

@@ -14,7 +14,7 @@ use crate::wire::hello::{HELLO_BYTES, Hello, Location};
 use crate::wire::inbox::Inbox;
 use crate::wire::reply::Reply;
 use crate::wire::request::{Request, Token};
-use crate::wire::{FRAME_BYTES_MAX, VERSION};
+use crate::wire::{FRAME_BYTES_MAX, VERSION, VERSION_MIN};
 use rustls::{ClientConnection, StreamOwned};
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
@@ -144,10 +144,10 @@ impl Endpoint {
         let hello = Hello::decode(&bytes).map_err(|_| {
             refused("what listens there is no memory server, or one that asks for TLS".into())
         })?;
-        if hello.version != VERSION {
+        if !(VERSION_MIN..=VERSION).contains(&hello.version) {
             return Err(refused(format!(
-                "it speaks version {} of the protocol and this pagetax version {VERSION}; install \
-                 the same pagetax on both",
+                "it speaks version {} of the protocol and this pagetax version {VERSION}; upgrade \
+                 the older one",
                 hello.version
             )));
         }

@@ -18,7 +18,7 @@ use crate::transport::{PeerStream, is_local, prepare};
 use crate::wire::header::{HEADER_BYTES, Header, Op};
 use crate::wire::hello::{HELLO_BYTES, Hello, Location};
 use crate::wire::inbox::Inbox;
-use crate::wire::{CHECKSUM_BYTES, REPORT_BYTES_MAX, VERSION};
+use crate::wire::{CHECKSUM_BYTES, REPORT_BYTES_MAX, agreed_version};
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use socket2::SockRef;
 use std::collections::HashMap;
@@ -334,12 +334,13 @@ impl ServerContext {
         let mut bytes = [0; HELLO_BYTES];
         stream.read_exact(&mut bytes)?;
         let client = Hello::decode(&bytes).map_err(io::Error::other)?;
-        let ours = Hello::server(self.pool.epoch, nonce, self.location);
-        if client.version != VERSION {
+        let mut ours = Hello::server(self.pool.epoch, nonce, self.location);
+        let Some(agreed) = agreed_version(client.version) else {
             stream.write_all(&ours.encode())?;
             stream.flush()?;
-            return Err(io::Error::other("another version"));
-        }
+            return Err(io::Error::other("an older version"));
+        };
+        ours.version = agreed;
         let Some(permit) = ConnectionPermit::take(&self.pool, &identity(&stream, peer.ip())) else {
             stream.write_all(&ours.full().encode())?;
             stream.flush()?;

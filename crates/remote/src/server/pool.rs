@@ -59,7 +59,7 @@ impl Default for Limits {
         Limits {
             memory: Bytes(1 << 30),
             regions_max: 4096,
-            connections_max: 1024,
+            connections_max: 4096,
             client_memory: None,
             client_regions_max: 1024,
             client_connections_max: 512,

@@ -25,6 +25,7 @@ use placement::{Salts, SlotMap};
 use redis::{Cmd, ErrorKind, FromRedisValue, RedisError, RedisResult, ServerErrorKind};
 use session::{RedisLink, RedisSession, on_key};
 use std::collections::{BTreeMap, HashMap};
+use std::error::Error;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -139,6 +140,8 @@ struct Hash {
     earlier: Option<Salts>,
     /// The number of puts that are under way. Copies do not move meanwhile.
     puts: u32,
+    /// The number of losses of a master's pages that the places of the copies take into account.
+    losses_seen: u32,
 }
 
 impl Hash {
@@ -150,6 +153,13 @@ impl Hash {
     fn has_moved(self, since: Hash) -> bool {
         (self.salts, self.earlier) != (since.salts, since.earlier)
     }
+}
+
+/// Returns true if the two sides did not agree on TLS, such as on a certificate.
+fn is_of_tls(error: &RedisError) -> bool {
+    let inner = error.source().and_then(|e| e.downcast_ref::<Arc<dyn Error + Send + Sync>>());
+    let io = inner.and_then(|inner| inner.downcast_ref::<io::Error>());
+    io.and_then(io::Error::get_ref).is_some_and(|inner| inner.is::<rustls::Error>())
 }
 
 impl RedisStore {
@@ -281,13 +291,15 @@ impl RedisState {
             ),
             _ => false,
         };
-        // The error of a pipeline has no code of its own.
+        // The error of a pipeline has no code of its own, and lists that of each command.
         let of_server = error.clone().into_server_errors();
-        let code = of_server.as_ref().and_then(|errors| errors.first()?.1.code().into());
-        match code {
+        let first = of_server.as_ref().and_then(|errors| errors.first()).map(|(_, first)| first);
+        let why = first
+            .map_or_else(|| error.to_string(), |first| RedisError::from(first.clone()).to_string());
+        match first.map(|first| first.code()) {
             Some("OOM") => StoreError::Full { pages_asked: 1, pages_free: 0 },
-            _ if may_pass => StoreError::Unreachable { server, source: io::Error::other(error) },
-            _ => StoreError::Refused { server, why: error.to_string() },
+            _ if may_pass => StoreError::Unreachable { server, source: io::Error::other(why) },
+            _ => StoreError::Refused { server, why },
         }
     }
 
@@ -298,6 +310,10 @@ impl RedisState {
             ErrorKind::AuthenticationFailed => {
                 StoreError::Refused { server: node.label(), why: error.to_string() }
             }
+            _ if is_of_tls(&error) => StoreError::Refused {
+                server: node.label(),
+                why: format!("{error}; check --tls-ca, --tls-cert and the name in the address"),
+            },
             _ => self.error(error),
         })
     }

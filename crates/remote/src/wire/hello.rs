@@ -40,7 +40,8 @@ const FULL: u32 = 1;
 /// The hello of a client or a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hello {
-    /// The version of the protocol: [`VERSION`] for this build.
+    /// The version of the protocol: of a client the newest that it speaks, of a server the one that it
+    /// speaks on this connection.
     pub version: u32,
     /// The epoch that a server draws at its start, never 0. A client sends 0.
     pub epoch: u64,

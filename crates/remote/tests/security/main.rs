@@ -23,7 +23,7 @@ use pagetax_remote::wire::header::{HEADER_BYTES, Header, Op};
 use pagetax_remote::wire::hello::{HELLO_BYTES, Hello};
 use pagetax_remote::wire::reply::{Failure, Reply};
 use pagetax_remote::wire::request::{Lease, Request};
-use pagetax_remote::wire::{WireChecksum, push_checksums};
+use pagetax_remote::wire::{VERSION, VERSION_MIN, WireChecksum, push_checksums};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use rustls::crypto::ring;
 use rustls::pki_types::CertificateDer;
@@ -36,6 +36,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
+use twox_hash::XxHash3_64;
 
 fn loopback() -> SocketAddr {
     (Ipv4Addr::LOCALHOST, 0).into()

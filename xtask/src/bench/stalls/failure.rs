@@ -19,7 +19,9 @@ pub const SERVERS: usize = 3;
 /// The memory limit of each server.
 const MEMORY: &str = "64M";
 /// For servers to be back, and every page to have its copies.
-const WHOLE_PATIENCE: Duration = Duration::from_secs(30);
+pub const WHOLE_PATIENCE: Duration = Duration::from_secs(30);
+/// The time that the program runs before a failure.
+const BEFORE: Duration = Duration::from_millis(500);
 /// For a client to notice trouble, or to repair what it has found.
 const NOTICE_PATIENCE: Duration = Duration::from_millis(300);
 /// Reads of all pages until one finds no bad copy: a read may go to another server than the last one.
@@ -68,21 +70,16 @@ pub fn run(pagetax: &str, kind: ServerFailure, seed: u64) -> Result<Value> {
     let repair_after = NOTICE_PATIENCE;
     let options = ClusterOptions { copies: 2, repair_after, ..ClusterOptions::new(scene.labels()) };
     let store = Arc::new(Cluster::connect(options)?);
-    let mut program = RewritingProgram::fill(&store, seed)?;
-    let before = Duration::from_millis(500);
-    let mut during = Duration::from_millis(200 + rng.below(800));
+    let mut program = RewritingProgram::fill(store.clone(), seed)?;
+    let mut during = duration(&mut rng);
     if kind == ServerFailure::Gray {
         // Others are noticed at once.
         during *= 4;
     }
-    let is_over = Arc::new(AtomicBool::new(false));
-    let metronome = thread::spawn({
-        let is_over = is_over.clone();
-        move || longest_oversleep(&is_over)
-    });
-    let longest = scene.play(kind, [before, during], &store, &mut program)?;
-    is_over.store(true, Ordering::Relaxed);
-    let oversleep = metronome.join().expect("it does not panic");
+    let patience = during + WHOLE_PATIENCE;
+    let is_whole = || store.servers_up() == SERVERS && store.replicas_missing() == 0;
+    let fail = || scene.make(kind, during);
+    let (longest, oversleep) = play(&mut program, patience, fail, is_whole)?;
     let passes = check(&store, &mut program)?;
     let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     let tally = store.counters();
@@ -98,6 +95,42 @@ pub fn run(pagetax: &str, kind: ServerFailure, seed: u64) -> Result<Value> {
         "times_down": count(&tally.servers_down_total),
         "passes": passes,
     }))
+}
+
+/// Returns how long a server fails.
+pub fn duration(rng: &mut Rng) -> Duration {
+    Duration::from_millis(200 + rng.below(800))
+}
+
+/// Runs the program while a server fails, recovers, and gets its copies back. Returns the longest waits of
+/// the program before and after the failure, and the longest wait for a CPU of a thread that only sleeps.
+pub fn play(
+    program: &mut RewritingProgram,
+    patience: Duration,
+    fail: impl FnOnce() -> Result<()> + Send,
+    is_whole: impl Fn() -> bool,
+) -> Result<([Duration; 2], Duration)> {
+    let is_over = AtomicBool::new(false);
+    let (start, since) = (Instant::now(), AtomicU64::new(u64::MAX));
+    let until = start + BEFORE + patience;
+    thread::scope(|scope| {
+        let metronome = scope.spawn(|| longest_oversleep(&is_over));
+        let maker = scope.spawn(|| -> Result<()> {
+            thread::sleep(BEFORE);
+            since.store(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
+            fail()?;
+            thread::sleep(NOTICE_PATIENCE);
+            Ok(())
+        });
+        let longest = program.rewrite_until(start, &since, || {
+            maker.is_finished() && (is_whole() || Instant::now() >= until)
+        });
+        is_over.store(true, Ordering::Relaxed);
+        let oversleep = metronome.join().expect("it does not panic");
+        maker.join().expect("it does not panic")?;
+        ensure!(is_whole(), "servers are down or copies missing, too long after");
+        Ok((longest, oversleep))
+    })
 }
 
 /// Returns the longest wait for a CPU of a thread that only sleeps. The machine adds as much to any wait.
@@ -152,35 +185,6 @@ impl Scene {
             labels[self.victim].clone_from(&proxy.address);
         }
         labels
-    }
-
-    /// Runs the program while the server fails, recovers, and gets its copies back.
-    fn play(
-        &mut self,
-        kind: ServerFailure,
-        [before, during]: [Duration; 2],
-        store: &Cluster,
-        program: &mut RewritingProgram,
-    ) -> Result<[Duration; 2]> {
-        let (start, since) = (Instant::now(), AtomicU64::new(u64::MAX));
-        let until = start + before + during + WHOLE_PATIENCE;
-        let is_whole = || store.servers_up() == SERVERS && store.replicas_missing() == 0;
-        thread::scope(|scope| {
-            let maker = scope.spawn(|| -> Result<()> {
-                thread::sleep(before);
-                since.store(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
-                self.make(kind, during)?;
-                thread::sleep(NOTICE_PATIENCE);
-                Ok(())
-            });
-            let longest = program.rewrite_until(start, &since, || {
-                maker.is_finished() && (is_whole() || Instant::now() >= until)
-            });
-            maker.join().expect("it does not panic")?;
-            let (up, missing) = (store.servers_up(), store.replicas_missing());
-            ensure!(is_whole(), "{up} servers are up and {missing} copies missing, too long after");
-            Ok(longest)
-        })
     }
 
     fn make(&mut self, kind: ServerFailure, during: Duration) -> Result<()> {

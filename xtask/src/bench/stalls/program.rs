@@ -2,9 +2,9 @@
 
 use anyhow::Result;
 use pagetax_core::access::Rng;
-use pagetax_remote::client::cluster::Cluster;
 use pagetax_remote::page::PAGE_BYTES;
 use pagetax_remote::pager::{self, RemoteRegion};
+use pagetax_remote::store::PageStore;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -21,11 +21,11 @@ pub struct RewritingProgram {
 }
 
 impl RewritingProgram {
-    pub fn fill(store: &Arc<Cluster>, seed: u64) -> Result<RewritingProgram> {
+    pub fn fill(store: Arc<dyn PageStore>, seed: u64) -> Result<RewritingProgram> {
         let log: pager::Log = Arc::new(|line: &str| eprintln!("{line}"));
         let options =
             pager::PagerOptions { log: Some(log), ..pager::PagerOptions::resident(RESIDENT_BYTES) };
-        let memory = RemoteRegion::map(store.clone(), REGION_BYTES, options)?;
+        let memory = RemoteRegion::map(store, REGION_BYTES, options)?;
         let versions = vec![0; memory.len() / PAGE_BYTES];
         let mut program =
             RewritingProgram { memory, versions, rng: Rng::new(seed), wrong_pages: 0 };

@@ -69,13 +69,27 @@ impl SlotMap {
         groups.into_values()
     }
 
-    /// Returns true for each slot whose master has failed since `before`. The replica in its place may lack
-    /// the last writes.
-    pub fn failed_over(&self, before: &SlotMap) -> Vec<bool> {
-        let is_lost = |slot: &Option<u16>| {
-            slot.is_some_and(|at| !self.masters.contains(&before.masters[usize::from(at)]))
-        };
-        before.owner.iter().map(is_lost).collect()
+    /// Marks the slots whose master has failed since `before`. The replica in its place may lack the last
+    /// writes. Returns true if one of them was not marked.
+    pub fn failed_over(&self, before: &SlotMap, distrusted: &mut Vec<bool>) -> bool {
+        let is_gone = |master: &&(String, u16)| !self.masters.contains(master);
+        let gone: Vec<_> = before.masters.iter().filter(is_gone).cloned().collect();
+        before.distrust(&gone, distrusted)
+    }
+
+    /// Marks the slots of these masters. Returns true if one of them was not marked.
+    pub fn distrust(&self, masters: &[(String, u16)], distrusted: &mut Vec<bool>) -> bool {
+        if masters.is_empty() {
+            return false;
+        }
+        distrusted.resize(SLOTS, false);
+        let mut any = false;
+        for (slot, mark) in self.owner.iter().zip(distrusted) {
+            let is_lost = slot.is_some_and(|at| masters.contains(&self.masters[usize::from(at)]));
+            any |= is_lost && !*mark;
+            *mark |= is_lost;
+        }
+        any
     }
 
     /// Returns keys on so many different masters. Keeps those of `before` that are on masters of their own,
@@ -188,8 +202,10 @@ e7d1 10.0.0.1:30001@31001 myself,master - 0 0 1 connected 0-5460\n";
         let after = SlotMap::parse(
             &NODES.replace("10.0.0.3:30003@31003 master", "10.0.0.9:30003@31003 master"),
         );
-        let lost = after.failed_over(&before);
-        assert!(lost[10923] && !lost[0] && !before.failed_over(&before)[10923]);
+        let mut lost = Vec::new();
+        assert!(!before.failed_over(&before, &mut lost) && lost.is_empty());
+        assert!(after.failed_over(&before, &mut lost) && lost[10923] && !lost[0]);
+        assert!(!after.failed_over(&before, &mut lost), "it is marked already");
         for tag in 0..100 {
             let key = |salt: u8| format!("{tag}:{salt}");
             let placed = before.place(2, None, &[], key).unwrap();
@@ -202,6 +218,6 @@ e7d1 10.0.0.1:30001@31001 myself,master - 0 0 1 connected 0-5460\n";
         // Slots that move between masters which are up keep what they have.
         let moved =
             SlotMap::parse(&NODES.replace("0-5460", "0-5459").replace("5461-10922", "5460-10922"));
-        assert!(!moved.failed_over(&before).contains(&true));
+        assert!(!moved.failed_over(&before, &mut lost));
     }
 }

@@ -1,11 +1,13 @@
-//! The thread of a store in Redis or Valkey: it renews the life of all hashes, and moves copies that a change
-//! of the cluster has put on one master.
+//! The thread of a store in Redis or Valkey: it renews the life of all hashes, and makes copies anew that
+//! were lost with a master, or that a change of the cluster has put on one master.
 
+use super::address::Address;
 use super::placement::SlotMap;
 use super::session::{RedisSession, expire, on_key};
-use super::{RENEW_AT_END, RedisState};
+use super::{RENEW_AT_END, RedisState, field};
 use crate::store::{RegionId, StoreError};
-use redis::{Cmd, Value};
+use redis::{Cmd, Connection, Value};
+use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
@@ -31,6 +33,53 @@ struct Watch {
     changed: Option<Instant>,
     /// The hashes that have new keys, to which their pages are not all copied yet.
     moves: Vec<Move>,
+    runs: MasterRuns,
+    /// True for each slot whose master has lost its pages since the copies were settled.
+    distrusted: Vec<bool>,
+    /// The number of looks that found pages lost.
+    losses: u32,
+}
+
+/// The runs of the masters, by the id that each draws at its start. One that starts anew at its old place,
+/// as a service does after a crash, is in no list of changes, and has lost its pages.
+#[derive(Default)]
+struct MasterRuns(HashMap<(String, u16), MasterRun>);
+
+#[derive(Default)]
+struct MasterRun {
+    link: Option<Connection>,
+    id: String,
+}
+
+impl MasterRuns {
+    /// Returns the masters that were started anew since the last call. One that does not answer is left for
+    /// the next call.
+    fn restarted(&mut self, shared: &RedisState, slots: &SlotMap) -> Vec<(String, u16)> {
+        let mut restarted = Vec::new();
+        for place in &slots.masters {
+            let run = self.0.entry(place.clone()).or_default();
+            let Some(id) = run.ask(&shared.address.of_node(&place.0, place.1)) else { continue };
+            let before = std::mem::replace(&mut run.id, id);
+            if !before.is_empty() && before != run.id {
+                restarted.push(place.clone());
+            }
+        }
+        restarted
+    }
+}
+
+impl MasterRun {
+    /// Asks a master for the id of its run.
+    fn ask(&mut self, node: &Address) -> Option<String> {
+        // A connection ends with the run.
+        let is_new = self.link.is_none();
+        let mut link = self.link.take().or_else(|| node.connect().ok())?;
+        let Ok(info) = redis::cmd("INFO").arg("server").query::<String>(&mut link) else {
+            return if is_new { None } else { self.ask(node) };
+        };
+        self.link = Some(link);
+        field(&info, "run_id").map(str::to_string)
+    }
 }
 
 impl RedisState {
@@ -43,7 +92,17 @@ impl RedisState {
             false => options.renew_every,
         };
         let mut renewed = Instant::now();
-        let mut watch = Watch { settled: self.slots(), changed: None, moves: Vec::new() };
+        let mut watch = Watch {
+            settled: self.slots(),
+            changed: None,
+            moves: Vec::new(),
+            runs: MasterRuns::default(),
+            distrusted: Vec::new(),
+            losses: 0,
+        };
+        if options.copies > 1 {
+            watch.runs.restarted(&self, &watch.settled);
+        }
         let mut stopped = self.stopped.lock().unwrap_or_else(PoisonError::into_inner);
         while !*stopped {
             let is_ending = self.is_ending.load(Ordering::Relaxed);
@@ -86,7 +145,12 @@ impl RedisState {
             return;
         }
         let slots = self.slots();
-        if slots == watch.settled && watch.moves.is_empty() {
+        let restarted = watch.runs.restarted(self, &slots);
+        if !restarted.is_empty() {
+            slots.distrust(&restarted, &mut watch.distrusted);
+            watch.losses += 1;
+        }
+        if slots == watch.settled && watch.moves.is_empty() && watch.distrusted.is_empty() {
             watch.changed = None;
             return;
         }
@@ -94,8 +158,10 @@ impl RedisState {
         if !slots.is_whole() && since.elapsed() < WITHOUT_MASTER {
             return;
         }
-        let distrusted = slots.failed_over(&watch.settled);
-        let (moves, is_all) = self.misplaced(&distrusted);
+        if slots.failed_over(&watch.settled, &mut watch.distrusted) {
+            watch.losses += 1;
+        }
+        let (moves, is_all) = self.misplaced(&watch.distrusted, watch.losses);
         watch.moves.extend(moves);
         let count = watch.moves.len();
         match self.move_all(&mut watch.moves) {
@@ -106,7 +172,8 @@ impl RedisState {
             Err(error) => self.log(&format!("copies wait for another master: {error}")),
         }
         if is_all && watch.moves.is_empty() {
-            *watch = Watch { settled: slots, changed: None, moves: Vec::new() };
+            (watch.settled, watch.changed) = (slots, None);
+            watch.distrusted.clear();
         }
     }
 
@@ -127,16 +194,18 @@ impl RedisState {
     }
 
     /// Gives misplaced hashes new keys, which puts use from now on. Returns true if no hash has to wait.
-    fn misplaced(&self, distrusted: &[bool]) -> (Vec<Move>, bool) {
+    fn misplaced(&self, distrusted: &[bool], losses: u32) -> (Vec<Move>, bool) {
         let (mut moves, mut is_all) = (Vec::new(), true);
         for (id, region) in self.regions().iter_mut() {
             for (tag, hash) in &mut region.used {
+                let distrusted = if hash.losses_seen < losses { distrusted } else { &[] };
                 let after = self.place(*id, *tag, Some(hash.salts), distrusted);
                 let Some(after) = after.filter(|after| *after == hash.salts || hash.may_move())
                 else {
                     is_all = false;
                     continue;
                 };
+                hash.losses_seen = losses;
                 if after == hash.salts {
                     continue;
                 }

@@ -12,6 +12,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// The reason why a page is lost that is there, but cannot be proved.
+const CHANGED: &str = "its bytes have changed";
+
 /// A connection to one server, or to a cluster.
 pub(super) enum RedisLink {
     Single(Box<Connection>),
@@ -96,8 +99,25 @@ impl RedisSession {
         done.map_err(|error| self.shared.error(error))
     }
 
-    /// Reads a run of pages of one hash from one of its copies.
+    /// Reads a run of pages of one hash from one of its copies. Bytes that were changed on the way come right
+    /// on another connection.
     fn get_copy(
+        &mut self,
+        key: &str,
+        first: u64,
+        macs: &[PageMac],
+        into: &mut [u8],
+    ) -> Result<Result<(), (u64, &'static str)>, StoreError> {
+        match self.get_copy_once(key, first, macs, into)? {
+            Err((_, CHANGED)) => {
+                self.link = None;
+                self.get_copy_once(key, first, macs, into)
+            }
+            done => Ok(done),
+        }
+    }
+
+    fn get_copy_once(
         &mut self,
         key: &str,
         first: u64,
@@ -113,7 +133,7 @@ impl RedisSession {
             match bytes {
                 Value::BulkString(bytes) if proves(&bytes, mac) => into.copy_from_slice(&bytes),
                 Value::Nil => return Ok(Err((page, "the engine does not have it"))),
-                _ => return Ok(Err((page, "its bytes have changed"))),
+                _ => return Ok(Err((page, CHANGED))),
             }
         }
         Ok(Ok(()))
