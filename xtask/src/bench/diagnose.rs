@@ -5,7 +5,7 @@ use super::programs::{ProgramRun, Workshop, chosen};
 use super::{Outcome, pagetax};
 use crate::shell;
 use anyhow::{Context, Result};
-use pagetax_core::diagnosis::{Basis, Diagnosis, MemoryState};
+use pagetax_core::diagnosis::{AS_IS, Basis, Diagnosis, MemoryState};
 use pagetax_core::stats::{Ratio, ratio_of_pairs};
 use serde_json::json;
 use std::path::Path;
@@ -83,11 +83,11 @@ fn promise(diagnosis: &Diagnosis) -> Result<(Option<String>, Ratio)> {
     Ok((verdict.apply.clone(), speedup))
 }
 
-/// Returns the speed-up of the recommended trial on memory as it was found, where `diagnose` measured it.
+/// Returns the speed-up on memory as it was found, where `diagnose` measured it: that of the best trial beside
+/// the command as it is. A loss there is a reason not to recommend it.
 fn found(diagnosis: &Diagnosis) -> Option<Ratio> {
-    let name = diagnosis.verdict.winner.as_deref()?;
     let found = diagnosis.states.iter().find(|state| state.state == MemoryState::Found)?;
-    found.trials.iter().find(|trial| trial.name == name)?.speedup
+    found.trials.iter().find(|trial| trial.name != AS_IS)?.speedup
 }
 
 /// Returns the time as is ÷ the time cured, in alternating order, and the program's output.
