@@ -83,8 +83,8 @@ fn promise(diagnosis: &Diagnosis) -> Result<(Option<String>, Ratio)> {
     Ok((verdict.apply.clone(), speedup))
 }
 
-/// Returns the speed-up on memory as it was found, where `diagnose` measured it: that of the best trial beside
-/// the command as it is. A loss there is a reason not to recommend it.
+/// Returns the speed-up on memory as it was found, where `diagnose` measured it: that of the best trial
+/// beside the command as it is. A loss there is a reason not to recommend it.
 fn found(diagnosis: &Diagnosis) -> Option<Ratio> {
     let found = diagnosis.states.iter().find(|state| state.state == MemoryState::Found)?;
     found.trials.iter().find(|trial| trial.name != AS_IS)?.speedup
