@@ -48,10 +48,7 @@ pub fn run() -> Result<Outcome> {
         headings: vec!["program", "CPU time", "at the probe's mean speed", "side by side"],
         rows,
         json: json!(results),
-        promise: (
-            "a speed probe runs beside, and takes away half of the variation or more".into(),
-            fine,
-        ),
+        promise: ("a speed probe takes away half of the variation or more".into(), fine),
     })
 }
 
