@@ -32,7 +32,7 @@ use pagetax_host::measure::environment::environment;
 use pagetax_host::measure::trial::rounds::{self, Ended, Rounds, Schedule};
 use pagetax_host::measure::trial::{self, Finished, Peak, TrialCommand};
 use pagetax_host::pages::base_page;
-use pagetax_host::pages::mechanism::{self, Conditions};
+use pagetax_host::pages::mechanism::{self, Conditions, Mechanism};
 use pagetax_host::pages::{PageSettings, Recipe, Unavailable};
 use pagetax_host::procfs::Root;
 use pagetax_host::sys::signal::StopSignals;
@@ -84,6 +84,11 @@ pub struct Args {
     /// text=2M and heap=2M,stack=2M,text=2M, as far as the kernel has them]
     #[arg(long = "pages", alias = "sizes", value_name = "SIZE,…|PART=SIZE,…")]
     sizes: Option<Vec<String>>,
+
+    /// Also try settings that the command's allocator or runtime has for its memory, such as PYTHONMALLOC
+    /// (docs/diagnose.md#settings)
+    #[arg(long)]
+    settings: bool,
 
     /// Also try the command as it is a second time, and warn if it differs from itself
     #[arg(long)]
@@ -328,15 +333,33 @@ fn recipes(
         match usable {
             Ok(recipe) if !is_known => recipes.push(recipe),
             Ok(_) => {}
-            Err(unavailable) => skipped.push(Skipped {
-                name: mechanism.name(),
-                page_bytes: mechanism.page_size().map_or(0, |size| size.bytes()),
-                why: unavailable.why,
-                remedy: unavailable.remedy,
-            }),
+            Err(unavailable) => skipped.push(not_tried(&*mechanism, unavailable)),
+        }
+    }
+    for setting in mechanism::settings_of(&args.command) {
+        let recipe = Recipe::new(setting.clone(), &conditions);
+        match recipe.and_then(|r| r.heeded_by(program.as_ref()).map(|()| r)) {
+            Ok(recipe) if args.settings => recipes.push(recipe.through(&own.to_string_lossy())),
+            // Nobody asked for it, but it may be what the pages of other trials do not reach.
+            Ok(_) if setting.page_size().is_some() => {
+                let why = "a setting of the program's own (--settings)".into();
+                let remedy = "add --settings".into();
+                skipped.push(not_tried(&*setting, Unavailable { why, remedy }));
+            }
+            Err(unavailable) if args.settings => skipped.push(not_tried(&*setting, unavailable)),
+            _ => {}
         }
     }
     Ok((recipes, skipped))
+}
+
+fn not_tried(mechanism: &dyn Mechanism, unavailable: Unavailable) -> Skipped {
+    Skipped {
+        name: mechanism.name(),
+        page_bytes: mechanism.page_size().map_or(0, |size| size.bytes()),
+        why: unavailable.why,
+        remedy: unavailable.remedy,
+    }
 }
 
 /// Returns why the kernel shows runs of a trial and those beside it as one; none if it does not.
@@ -455,6 +478,9 @@ fn diagnosis_of(
 fn apply(winner: &Recipe, command: &[String], tunables: Option<&str>, verdict: &mut Verdict) {
     let called = std::env::args().next().unwrap_or_else(|| "pagetax".into());
     verdict.apply = winner.shell_line(command, tunables, &called);
+    if let Some(cost) = winner.mechanism.cost() {
+        verdict.reason += &format!("; {cost}");
+    }
     if winner.turns_pages_off() {
         verdict.reason += "; no line applies it: it needs larger pages off for every program";
     }

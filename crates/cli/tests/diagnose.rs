@@ -70,6 +70,27 @@ fn programs_that_nobody_here_wrote_come_through_unharmed() {
     }
 }
 
+/// Takes and frees blocks of 16 MiB. Without settings, glibc maps each anew.
+const FREES: &str = "for i in range(100): b = b'x' * (16 << 20)";
+
+#[test]
+fn settings_of_a_program_are_trials_with_their_price() {
+    let options = ["--runs", "2", "--warmup", "0", "--pages", "2M"];
+    let python = ["/usr/bin/python3", "-c", FREES];
+    let diagnosis = document(&diagnose(&[&options[..], &["--settings"]].concat(), &python));
+    let faults = |name: &str| trial(&diagnosis, name).fault_counts.clone();
+    let (as_is, kept) = (faults(AS_IS), faults("glibc-keep"));
+    assert!(kept.iter().max() < as_is.iter().min(), "{kept:?} of {as_is:?}");
+    let keep = &trial(&diagnosis, "glibc-keep").mechanism;
+    assert!(keep.contains("trim_threshold=") && keep.contains("not given back"), "{keep}");
+    let own = &trial(&diagnosis, "python-malloc-2M").mechanism;
+    assert!(own.contains("PYTHONMALLOC=malloc") && own.contains("takes longer"), "{own}");
+    let without = document(&self::diagnose(&options, &python));
+    let names: Vec<&str> = without.skipped.iter().map(|one| one.name.as_str()).collect();
+    assert_eq!(names, ["python-malloc-2M"], "those of large pages are named");
+    assert_eq!(without.skipped[0].remedy, "add --settings");
+}
+
 #[test]
 fn runs_share_a_cpu_only_if_the_command_needs_nothing_but_a_cpu() {
     let counts = "print(sum(i * i for i in range(5_000_000)))";

@@ -27,11 +27,11 @@ pub struct LiveArgs {
     /// Diagnose these processes: collapse their memory to huge pages and split it again, in turn, while their
     /// progress is counted. Nothing restarts, and all of it is undone
     #[arg(short = 'p', value_name = "PID,…", value_delimiter = ',', value_parser = crate::processes::pid)]
-    #[arg(conflicts_with_all = ["command", "runs", "sizes", "side_by_side", "trace"])]
+    #[arg(conflicts_with_all = ["command", "runs", "sizes", "settings", "side_by_side", "trace"])]
     pub pids: Vec<u32>,
 
     /// Rank all running processes by what virtual memory costs them, without a change to any of them
-    #[arg(long, conflicts_with_all = ["command", "runs", "sizes", "side_by_side", "trace", "input", "pids"])]
+    #[arg(long, conflicts_with_all = ["command", "runs", "sizes", "settings", "side_by_side", "trace", "input", "pids"])]
     pub all: bool,
 
     /// The time to take at most [default: 1min], or with --all to watch [default: 5s]

@@ -17,12 +17,15 @@ use pagetax_host::measure::trial::{Finished, Prepared, TrialCommand, TrialError}
 use pagetax_host::pages::Recipe;
 use pagetax_host::procfs::Root;
 use std::cell::Cell;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 /// A cause that grows by less than this share of the command's CPU time is not listed.
 const GROWTH_MIN: f64 = 0.02;
-/// A run shorter than this is repeated more often on memory as it is found.
-const SHORT_NS: u64 = 500_000_000;
+/// The time for the pairs of runs on memory as it is found, whose kernel time varies most.
+const FOUND_NS: u64 = 8_000_000_000;
+/// The least and most such pairs. Of fewer, an interval is several times as wide.
+const FOUND_PAIRS: RangeInclusive<u64> = 5..=16;
 
 /// The trials on fresh memory, which those in other states follow.
 pub struct AfterFresh<'a> {
@@ -72,9 +75,9 @@ impl AfterFresh<'_> {
             .filter(|recipe| [AS_IS, winner].contains(&recipe.mechanism.name().as_str()))
             .cloned()
             .collect();
-        let is_short = self.usual_ns(AS_IS) < SHORT_NS;
-        let schedule =
-            Schedule { runs: Some(if is_short { 5 } else { 3 }), ..self.schedule.clone() };
+        let pair_ns = self.usual_ns(AS_IS) + self.usual_ns(winner);
+        let pairs = (FOUND_NS / pair_ns.max(1)).clamp(*FOUND_PAIRS.start(), *FOUND_PAIRS.end());
+        let schedule = Schedule { runs: Some(pairs as usize), ..self.schedule.clone() };
         let (ran, _) = self.run(MemoryState::Found, &pair, &schedule)?;
         Ok(Some(ran).filter(|ran| !ran.trials.is_empty()))
     }

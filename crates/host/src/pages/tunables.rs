@@ -1,11 +1,20 @@
 //! GLIBC_TUNABLES: a colon-separated list of `name=value`, read by the loader of each program.
 
+/// The variable of the environment.
+pub const GLIBC_TUNABLES: &str = "GLIBC_TUNABLES";
+
 /// The tunable of glibc's malloc: 0 base pages, 1 advice for transparent huge pages, 2 hugetlb, or
 /// a size of hugetlb pages in bytes. Source: the glibc manual, "Memory Allocation Tunables".
 pub const HUGETLB: &str = "glibc.malloc.hugetlb";
 
 /// The tunable for the size from which a chunk is a mapping of its own.
 pub const MMAP_THRESHOLD: &str = "glibc.malloc.mmap_threshold";
+
+/// The tunable for the free memory at the top of the heap from which on it is given back.
+pub const TRIM_THRESHOLD: &str = "glibc.malloc.trim_threshold";
+
+/// The tunable for the memory that the heap grows by beyond what is needed.
+pub const TOP_PAD: &str = "glibc.malloc.top_pad";
 
 /// Returns `existing` with `name` set to `value`; all other tunables stay as they are.
 pub fn with_tunable(existing: Option<&str>, name: &str, value: &str) -> String {

@@ -395,9 +395,7 @@ fn spawn(trial: &TrialCommand, recipe: &Recipe, outputs: &Outputs) -> Result<Chi
     };
     command.stdout(output(&outputs.stdout).map_err(system("create a file for the output"))?);
     command.stderr(output(&outputs.stderr).map_err(system("create a file for the output"))?);
-    if let Some(tunables) = recipe.glibc_tunables(trial.tunables.as_deref()) {
-        command.env("GLIBC_TUNABLES", tunables);
-    }
+    command.envs(recipe.variables(trial.tunables.as_deref()));
     if trial.argv.first().is_some_and(|name| is_our_program(name)) {
         command.env(OURS, "1");
     }

@@ -171,8 +171,7 @@ fn why_not(
             format!("its memory comes from {name}, which GLIBC_TUNABLES does not reach")
         }
         Some(Allocator::Python) => {
-            "Python's small objects are not malloc's (PYTHONMALLOC=malloc would make them so)"
-                .into()
+            "Python's small objects are not malloc's (--settings tries PYTHONMALLOC=malloc)".into()
         }
         _ if peak.process_count > 1 => {
             "written after fork (copy-on-write is by base pages), or not malloc's main heap".into()

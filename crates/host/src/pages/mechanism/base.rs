@@ -66,7 +66,7 @@ impl Mechanism for Base {
 
     fn apply(&self, conditions: &Conditions, recipe: &mut Recipe) {
         let set = conditions.tunables.and_then(|existing| tunable(existing, HUGETLB));
-        recipe.malloc_hugetlb = set.map(|_| "0".into());
+        recipe.tunables.extend(set.map(|_| (HUGETLB, "0".into())));
         recipe.disable_thp = true;
     }
 
@@ -87,8 +87,8 @@ mod tests {
             let conditions = Conditions { system: &system, tunables, has_code: true };
             Recipe::new(Arc::new(Base), &conditions).unwrap()
         };
-        assert_eq!(recipe(None).malloc_hugetlb, None);
-        assert_eq!(recipe(Some("glibc.malloc.hugetlb=2")).malloc_hugetlb.as_deref(), Some("0"));
+        assert!(recipe(None).tunables.is_empty());
+        assert_eq!(recipe(Some("glibc.malloc.hugetlb=2")).tunables, [(HUGETLB, "0".into())]);
         assert!(recipe(None).disable_thp);
     }
 }

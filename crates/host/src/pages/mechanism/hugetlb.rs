@@ -1,5 +1,6 @@
 //! Pages of a hugetlb pool for the heap, by glibc's malloc.
 
+use super::super::tunables::HUGETLB;
 use super::{
     Conditions, LargePages, Mechanism, PageSettings, Proof, Recipe, Rest, Unavailable, heap_alone,
 };
@@ -38,7 +39,7 @@ impl Mechanism for Hugetlb {
             let path = system.pool_path(size).join("nr_overcommit_hugepages");
             recipe.settings.push(Setting::new(path, pages.to_string()));
         }
-        recipe.malloc_hugetlb = Some(size.bytes().to_string());
+        recipe.tunables.push((HUGETLB, size.bytes().to_string()));
     }
 
     fn proof(&self, memory: &LargePages) -> Proof {
@@ -60,6 +61,6 @@ mod tests {
         let (_keep, system) = tree("madvise", "never", "inherit", 5);
         let recipe = recipe(Hugetlb(PageSize::M2), &system).unwrap();
         assert!(recipe.settings.is_empty());
-        assert_eq!(recipe.malloc_hugetlb.as_deref(), Some("2097152"));
+        assert_eq!(recipe.tunables, [(HUGETLB, "2097152".into())]);
     }
 }

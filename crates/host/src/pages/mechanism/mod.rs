@@ -7,11 +7,13 @@ mod base;
 mod by_part;
 mod hugetlb;
 mod mthp;
+mod program_setting;
 mod recipe;
 mod thp;
 
 pub use base::{AsIs, Base};
 pub use mthp::Mthp;
+pub use program_setting::settings_of;
 pub use recipe::Recipe;
 pub use thp::Thp;
 
@@ -45,6 +47,11 @@ pub trait Mechanism: Debug + Send + Sync {
 
     /// Returns the request by which `pagetax ppgsz -o` gives the same pages, if it can.
     fn by_ppgsz(&self) -> Option<PartSizes> {
+        None
+    }
+
+    /// Returns the price of it beyond its memory, in a few words; none if there is nothing to say.
+    fn cost(&self) -> Option<&'static str> {
         None
     }
 }

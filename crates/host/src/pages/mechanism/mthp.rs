@@ -3,6 +3,7 @@
 //!
 //! The size must be on, and all larger ones off: the kernel prefers those.
 
+use super::super::tunables::HUGETLB;
 use super::{
     Conditions, LargePages, Mechanism, PageSettings, Proof, Recipe, Rest, Unavailable, heap_alone,
 };
@@ -46,7 +47,7 @@ impl Mechanism for Mthp {
         for other in larger.filter(|other| system.of_size(*other) != Some(Mode::Never)) {
             recipe.settings.push(Setting::new(system.size_path(other), "never"));
         }
-        recipe.malloc_hugetlb = (system.thp() != Some(Mode::Always)).then(|| "1".into());
+        recipe.tunables.extend((system.thp() != Some(Mode::Always)).then(|| (HUGETLB, "1".into())));
         recipe.folio_size = Some(size);
     }
 

@@ -3,7 +3,7 @@
 use super::{AsIs, Conditions, Mechanism, Unavailable};
 use crate::launch::program::Program;
 use crate::pages::settings::Setting;
-use crate::pages::tunables::{HUGETLB, with_tunable};
+use crate::pages::tunables::{GLIBC_TUNABLES, with_tunable};
 use pagetax_core::units::PageSize;
 use std::sync::Arc;
 
@@ -12,8 +12,10 @@ use std::sync::Arc;
 pub struct Recipe {
     /// The mechanism that made it.
     pub mechanism: Arc<dyn Mechanism>,
-    /// The value for glibc's huge-page tunable; none leaves the environment alone.
-    pub malloc_hugetlb: Option<String>,
+    /// Tunables of glibc, by their names.
+    pub tunables: Vec<(&'static str, String)>,
+    /// Other variables of the environment.
+    pub environment: Vec<(&'static str, String)>,
     /// True for prctl(PR_SET_THP_DISABLE) before exec.
     pub disable_thp: bool,
     /// System settings for the time of the run.
@@ -50,7 +52,8 @@ impl Recipe {
     fn unchanged(mechanism: Arc<dyn Mechanism>) -> Recipe {
         Recipe {
             mechanism,
-            malloc_hugetlb: None,
+            tunables: Vec::new(),
+            environment: Vec::new(),
             disable_thp: false,
             settings: Vec::new(),
             wrapper: Vec::new(),
@@ -89,7 +92,7 @@ impl Recipe {
 
     /// Checks that the program heeds what this recipe puts into its environment, and that ppgsz may start it.
     pub fn heeded_by(&self, program: Option<&Program>) -> Result<(), Unavailable> {
-        let needs_it = self.malloc_hugetlb.is_some() || !self.wrapper.is_empty();
+        let needs_it = !self.variables(None).is_empty() || !self.wrapper.is_empty();
         match program.is_none_or(|program| program.heeds_us().is_ok()) || !needs_it {
             true => Ok(()),
             false => Err(Unavailable {
@@ -108,6 +111,7 @@ impl Recipe {
             Some(sizes) => Recipe {
                 wrapper: [own, "ppgsz", "-o", &sizes.to_string()].map(String::from).into(),
                 settings: self.settings,
+                environment: self.environment,
                 ..Recipe::unchanged(self.mechanism)
             },
         }
@@ -125,15 +129,21 @@ impl Recipe {
         let mut words = Vec::new();
         words.extend((!self.wrapper.is_empty()).then(|| self.wrapper_called("pagetax").join(" ")));
         words.extend(self.disable_thp.then(|| "prctl(PR_SET_THP_DISABLE)".to_string()));
-        words.extend(self.malloc_hugetlb.as_ref().map(|value| format!("{HUGETLB}={value}")));
+        let set = self.tunables.iter().chain(&self.environment);
+        words.extend(set.map(|(name, value)| format!("{name}={value}")));
         words.extend(self.settings.iter().map(|s| format!("{} = {}", s.path.display(), s.value)));
         words.extend((!self.arguments.is_empty()).then(|| self.arguments.join(" ")));
-        if words.is_empty() { "unchanged".into() } else { words.join(", ") }
+        let words = if words.is_empty() { "unchanged".into() } else { words.join(", ") };
+        self.mechanism.cost().map_or(words.clone(), |cost| format!("{words} ({cost})"))
     }
 
-    /// Returns the value of GLIBC_TUNABLES for the command; none leaves it as it is.
-    pub fn glibc_tunables(&self, existing: Option<&str>) -> Option<String> {
-        Some(with_tunable(existing, HUGETLB, self.malloc_hugetlb.as_deref()?))
+    /// Returns the variables of the environment that it sets. `existing` is the value of GLIBC_TUNABLES there.
+    pub fn variables(&self, existing: Option<&str>) -> Vec<(&'static str, String)> {
+        let tunables = self.tunables.iter().fold(None::<String>, |set, (name, value)| {
+            Some(with_tunable(set.as_deref().or(existing), name, value))
+        });
+        let tunables = tunables.map(|tunables| (GLIBC_TUNABLES, tunables));
+        tunables.into_iter().chain(self.environment.iter().cloned()).collect()
     }
 
     /// Returns a line for a shell that runs `command` under this recipe; none if a shell cannot spell a word,
@@ -152,8 +162,8 @@ impl Recipe {
         for Setting { path, value } in &self.settings {
             parts.push(format!("echo {value} | sudo tee {} >/dev/null &&", path.display()));
         }
-        if let Some(tunables) = self.glibc_tunables(existing) {
-            parts.push(format!("GLIBC_TUNABLES={}", shlex::try_quote(&tunables).ok()?));
+        for (name, value) in self.variables(existing) {
+            parts.push(format!("{name}={}", shlex::try_quote(&value).ok()?));
         }
         for word in self.argv(command, called) {
             parts.push(quoted(&word)?);
@@ -177,10 +187,11 @@ impl Recipe {
                 format!("\"{word}\"")
             }
         };
-        let tunables = self.glibc_tunables(None).map(|value| format!("GLIBC_TUNABLES={value}"));
-        let environment = tunables.map(|pair| format!("Environment={}", quoted(&pair)));
+        let variables =
+            self.variables(None).into_iter().map(|(name, value)| format!("{name}={value}"));
+        let environment = variables.map(|pair| format!("Environment={}", quoted(&pair)));
         let words: Vec<String> = self.absolute_argv(command, own)?.iter().map(quoted).collect();
-        Some(environment.into_iter().chain([format!("ExecStart={}", words.join(" "))]).collect())
+        Some(environment.chain([format!("ExecStart={}", words.join(" "))]).collect())
     }
 
     /// Returns the lines of a Dockerfile, as [`Recipe::systemd_lines`] does.
@@ -188,9 +199,14 @@ impl Recipe {
         if !self.settings.is_empty() {
             return None;
         }
-        let tunables = self.glibc_tunables(None).map(|value| format!("ENV GLIBC_TUNABLES={value}"));
+        let quoted = |value: String| match value.contains(' ') {
+            true => format!("\"{value}\""),
+            false => value,
+        };
+        let variables = self.variables(None).into_iter();
+        let environment = variables.map(|(name, value)| format!("ENV {name}={}", quoted(value)));
         let words = serde_json::to_string(&self.absolute_argv(command, own)?).ok()?;
-        Some(tunables.into_iter().chain([format!("CMD {words}")]).collect())
+        Some(environment.chain([format!("CMD {words}")]).collect())
     }
 
     /// Returns the words with the program's absolute path, as files without a PATH need it.
@@ -240,6 +256,7 @@ pub(super) mod tests {
     use super::super::select;
     use super::*;
     use crate::pages::PageSettings;
+    use crate::pages::tunables::HUGETLB;
     use pagetax_core::page_size::PartSizes;
 
     pub fn recipe(
@@ -263,7 +280,7 @@ pub(super) mod tests {
     #[test]
     fn lines_to_paste_are_quoted_and_keep_the_environment() {
         let command = ["sort".to_string(), "a file".into(), "-k1;".into()];
-        let thp = Recipe { malloc_hugetlb: Some("1".into()), ..Recipe::default() };
+        let thp = Recipe { tunables: vec![(HUGETLB, "1".into())], ..Recipe::default() };
         assert_eq!(
             thp.shell_line(&command, Some("glibc.malloc.arena_max=1"), "pagetax").unwrap(),
             "GLIBC_TUNABLES='glibc.malloc.arena_max=1:glibc.malloc.hugetlb=1' sort 'a file' '-k1;'"
@@ -297,7 +314,7 @@ pub(super) mod tests {
             wrapped.dockerfile_lines(&command, own).unwrap(),
             [r#"CMD ["/opt/pagetax","ppgsz","sh","a \"b\" 50% $HOME"]"#]
         );
-        let tuned = Recipe { malloc_hugetlb: Some("1".into()), ..Recipe::default() };
+        let tuned = Recipe { tunables: vec![(HUGETLB, "1".into())], ..Recipe::default() };
         let lines = tuned.systemd_lines(&command, own).unwrap();
         assert_eq!(lines[0], "Environment=GLIBC_TUNABLES=glibc.malloc.hugetlb=1");
         assert!(lines[1].starts_with("ExecStart=/") && lines[1].contains("/sh "), "{lines:?}");

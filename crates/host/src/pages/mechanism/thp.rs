@@ -7,6 +7,7 @@ use super::{
     Conditions, LargePages, Mechanism, PageSettings, Proof, Recipe, Rest, Unavailable, heap_alone,
 };
 use crate::pages::settings::{Mode, Setting};
+use crate::pages::tunables::HUGETLB;
 use pagetax_core::page_size::{MemoryPart, PageSizeRequest, PartSizes};
 use pagetax_core::units::PageSize;
 use std::sync::Arc;
@@ -49,7 +50,7 @@ impl Mechanism for Thp {
         if system.of_size(size) == Some(Mode::Never) && system.size_path(size).exists() {
             recipe.settings.push(Setting::new(system.size_path(size), "inherit"));
         }
-        recipe.malloc_hugetlb = Some("1".into());
+        recipe.tunables.push((HUGETLB, "1".into()));
     }
 
     fn proof(&self, memory: &LargePages) -> Proof {
