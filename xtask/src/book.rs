@@ -26,12 +26,24 @@ pub fn write(command: &str, content: &str) -> Result<()> {
     bail!("no page of {PAGES}/ has the lines {} … {}", begin.trim(), END.trim())
 }
 
-/// Returns true if some page has a block of the command.
-pub fn has(command: &str) -> Result<bool> {
+/// Returns the block of a command; none if no page has it.
+///
+/// # Errors
+/// Fails if a page cannot be read.
+pub fn read(command: &str) -> Result<Option<String>> {
     let begin = format!("<!-- begin: {command} -->\n");
+    let in_page = |text: String| {
+        let (_, rest) = text.split_once(&begin)?;
+        Some(rest.split_once(END)?.0.to_string())
+    };
     let texts: Vec<String> =
         all_pages()?.iter().map(fs::read_to_string).collect::<Result<_, _>>()?;
-    Ok(texts.iter().any(|text| text.contains(&begin)))
+    Ok(texts.into_iter().find_map(in_page))
+}
+
+/// Returns true if some page has a block of the command.
+pub fn has(command: &str) -> Result<bool> {
+    Ok(read(command)?.is_some())
 }
 
 /// Returns the pages of docs/ and of its folders.

@@ -4,6 +4,7 @@ mod at_end;
 mod bench;
 mod book;
 mod capture;
+mod cases;
 mod conformance;
 mod dist;
 mod gate;
@@ -41,6 +42,8 @@ enum Chore {
         #[arg(long)]
         write: bool,
     },
+    /// Ask the public questions of docs/cases/ again; fails where intervals contradict those of the pages
+    Cases(cases::Args),
     /// Run other people's programs and test suites, natively and under each wrapper
     Conformance(conformance::Args),
     /// Boot older kernels in QEMU, and run the pager's tests and what depends most on the kernel there
@@ -93,6 +96,7 @@ fn main() -> Result<()> {
     match Chore::parse() {
         Chore::Test => test::run(),
         Chore::Gate => gate::run(),
+        Chore::Cases(args) => cases::run(&args),
         Chore::Conformance(args) => conformance::run(&args),
         Chore::Bench { name, parts, write } => bench::run(name.as_deref(), &parts, write),
         Chore::Kernels(args) => kernels::run(&args),

@@ -37,7 +37,17 @@ pub fn provide_files(
     install(needed.filter(|(file, _)| !Path::new(file).exists()).map(|(_, package)| *package))
 }
 
-fn install(packages: impl Iterator<Item = &'static str>) -> Result<()> {
+/// Installs these packages where they are missing, if we may.
+pub fn install_named(packages: &[String]) -> Result<()> {
+    let is_missing = |package: &&str| {
+        let mut query = Command::new("dpkg-query");
+        !shell::output(query.args(["-W", "-f", "${Status}", package]))
+            .is_ok_and(|status| status.ends_with(" installed"))
+    };
+    install(packages.iter().map(String::as_str).filter(is_missing))
+}
+
+fn install<'a>(packages: impl Iterator<Item = &'a str>) -> Result<()> {
     let missing = BTreeSet::from_iter(packages);
     if missing.is_empty() {
         return Ok(());

@@ -172,7 +172,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         return live::run(&args.live, &args.formats.for_kind());
     }
     let tunables = std::env::var("GLIBC_TUNABLES").ok();
-    let (recipes, skipped) = recipes(&args, tunables.as_deref(), &PageSettings::host())?;
+    let (recipes, mut skipped) = recipes(&args, tunables.as_deref(), &PageSettings::host())?;
     let recorded = args.trace.as_deref().map(recorded).transpose()?;
     let input = Input::new(args.input.as_deref())?;
     let (argv, stdin) = (argv(&args)?, input.path.clone());
@@ -206,6 +206,10 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let stopping = if is_time_up { Stopping::TimeUp } else { stopping };
     let remedies = if args.side_by_side { MORE_TIME } else { SHARED_CPU };
     let trials = trials_of(&recipes, &rounds.finished, stopping, basis.get());
+    skipped.extend(rounds.given_up.iter().map(|(trial, why)| {
+        let remedy = "mend that, or leave the trial out with --pages".into();
+        not_tried(&*recipes[*trial].mechanism, Unavailable { why: why.clone(), remedy })
+    }));
     let fresh = states::AfterFresh {
         args: &args,
         recipes: &recipes,
@@ -243,15 +247,16 @@ fn in_states(
     remedies: &str,
 ) -> Result<(Vec<StateTrials>, Verdict, bool)> {
     let asked = &fresh.args.when;
-    let (mut states, is_interrupted) = fresh.run_all(asked)?;
+    let (mut states, mut is_interrupted) = fresh.run_all(asked)?;
     let judge = |states: &[StateTrials]| judge_states(fresh.trials, states, fresh.basis, remedies);
     let mut verdict = judge(&states);
     let winner = verdict.winner.clone().filter(|_| !is_interrupted);
-    let found = winner.as_deref().map(|winner| fresh.found(winner, rounds, asked)).transpose()?;
-    if let (Some(winner), Some(found)) = (winner, found.flatten()) {
+    let Some(winner) = winner else { return Ok((states, verdict, is_interrupted)) };
+    if let Some((found, is_cut)) = fresh.found(&winner, rounds, asked)? {
+        is_interrupted = is_cut;
         let words = states::words(&found, &winner);
         let is_lost = found.worst().is_some();
-        states.push(found);
+        states.extend((!found.trials.is_empty()).then_some(found));
         match is_lost {
             true => verdict = judge(&states),
             false => verdict.reason += &words,
@@ -336,8 +341,9 @@ fn recipes(
             Err(unavailable) => skipped.push(not_tried(&*mechanism, unavailable)),
         }
     }
-    for setting in mechanism::settings_of(&args.command) {
+    for setting in mechanism::settings_of(&args.command, args.settings) {
         let recipe = Recipe::new(setting.clone(), &conditions);
+        let recipe = recipe.and_then(|r| r.permitted(args.allow_sysfs).map(|()| r));
         match recipe.and_then(|r| r.heeded_by(program.as_ref()).map(|()| r)) {
             Ok(recipe) if args.settings => recipes.push(recipe.through(&own.to_string_lossy())),
             // Nobody asked for it, but it may be what the pages of other trials do not reach.

@@ -122,3 +122,17 @@ fn what_fails_is_said_with_the_runs_so_far() {
     );
     assert!(!diagnosis.trials[0].loads.is_empty());
 }
+
+#[test]
+fn a_server_that_fails_in_one_trial_is_compared_in_the_others() {
+    let server = "case $GLIBC_TUNABLES in *hugetlb=1*) exit 3;; esac; exec sleep 100";
+    let load = "echo '10 requests per second'";
+    let options =
+        ["--runs", "2", "--pages", "4K,2M", "--load", load, "--ready", "command:sleep 0.3"];
+    let output = diagnose(&options, &["sh", "-c", server]);
+    let diagnosis = document(&output);
+    let names: Vec<&str> = diagnosis.trials.iter().map(|trial| trial.name.as_str()).collect();
+    assert_eq!((names, output.status.code()), (vec!["as-is", "base"], Some(0)));
+    let failed = diagnosis.skipped.iter().find(|one| one.name == "thp-2M").unwrap();
+    assert!(failed.why.contains("the server ended"), "{failed:?}");
+}

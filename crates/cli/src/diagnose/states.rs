@@ -56,13 +56,14 @@ impl AfterFresh<'_> {
 
     /// Runs a winner on memory as it is found, where the hypervisor takes it back between runs: a start in
     /// practice has to wait for it. The time before runs alone does not show that: on a busy machine the
-    /// memory that one run leaves is still there for the touch before the next.
+    /// memory that one run leaves is still there for the touch before the next. Returns true beside them if
+    /// they were interrupted.
     pub fn found(
         &self,
         winner: &str,
         rounds: &Rounds<Finished>,
         asked: &[MemoryState],
-    ) -> Result<Option<StateTrials>> {
+    ) -> Result<Option<(StateTrials, bool)>> {
         let runs: Vec<&Finished> = rounds.finished.iter().flatten().collect();
         let is_asked = asked.contains(&MemoryState::Found) || self.schedule.side_by_side.get();
         let waits = is_taken_back(&Root::default()) || warnings::backing_ns(&runs).is_some();
@@ -78,8 +79,7 @@ impl AfterFresh<'_> {
         let pair_ns = self.usual_ns(AS_IS) + self.usual_ns(winner);
         let pairs = (FOUND_NS / pair_ns.max(1)).clamp(*FOUND_PAIRS.start(), *FOUND_PAIRS.end());
         let schedule = Schedule { runs: Some(pairs as usize), ..self.schedule.clone() };
-        let (ran, _) = self.run(MemoryState::Found, &pair, &schedule)?;
-        Ok(Some(ran).filter(|ran| !ran.trials.is_empty()))
+        Ok(Some(self.run(MemoryState::Found, &pair, &schedule)?))
     }
 
     fn run(

@@ -70,6 +70,8 @@ pub struct Rounds<T> {
     pub ended: Ended,
     /// The failure that ended them, if one did.
     pub failure: Option<String>,
+    /// The trials of which the server or its load failed, and how. They have no runs.
+    pub given_up: Vec<(usize, String)>,
 }
 
 /// A run, as far as the schedule depends on it.
@@ -101,7 +103,8 @@ fn rounds_for(schedule: &Schedule, round_ns: u64) -> usize {
 
 /// Runs the whole schedule. An interruption keeps the finished runs; any other error ends it. `run_steps`
 /// runs the steps that it gets at a time. `needs_more` returns which trials need more rounds; it is asked
-/// after the first round, which shows the pages of each trial, and after each round that is a look.
+/// after the first round, which shows the pages of each trial, and after each round that is a look. It returns
+/// an answer for each trial that has runs.
 pub fn run<T: Ran>(
     schedule: &Schedule,
     trials: usize,
@@ -110,7 +113,8 @@ pub fn run<T: Ran>(
     mut progress: impl FnMut(f64),
 ) -> Result<Rounds<T>, TrialError> {
     let finished = (0..trials).map(|_| Vec::new()).collect();
-    let mut rounds = Rounds { finished, ended: Ended::Complete, failure: None };
+    let mut rounds =
+        Rounds { finished, ended: Ended::Complete, failure: None, given_up: Vec::new() };
     let mut first = true;
     let mut total = 0;
     for before in 0..=schedule.warmup {
@@ -138,6 +142,14 @@ pub fn run<T: Ran>(
         for steps in steps.chunks(at_a_time) {
             let ran = match run_steps(steps) {
                 Err(TrialError::Interrupted) => return Ok(interrupted(rounds)),
+                // Others may still run: only this change of the server failed.
+                Err(TrialError::Service(why)) if steps.len() == 1 && steps[0].trial > 0 => {
+                    let trial = steps[0].trial;
+                    rounds.finished[trial].clear();
+                    rounds.given_up.push((trial, why));
+                    remaining[trial] = false;
+                    continue;
+                }
                 Err(TrialError::Service(why) | TrialError::State(why)) => {
                     return Ok(Rounds {
                         ended: Ended::ServiceFailed,
@@ -156,7 +168,9 @@ pub fn run<T: Ran>(
         if schedule.runs.is_none() {
             if round == 1 || is_look(round) {
                 let needed = needs_more(&rounds.finished);
-                remaining.iter_mut().zip(needed).for_each(|(still, more)| *still &= more);
+                let with_runs = remaining.iter_mut().zip(&rounds.finished);
+                let with_runs = with_runs.filter(|(_, runs)| !runs.is_empty());
+                with_runs.zip(needed).for_each(|((still, _), more)| *still &= more);
             }
             // Trials that need no more rounds make the next ones shorter.
             let mean_ns = spent_ns / round as u64;
@@ -260,6 +274,28 @@ mod tests {
         assert_eq!(rounds_of(20, None, 1), 5);
         assert_eq!(rounds_of(600, None, 1), 3);
         assert_eq!(rounds_of(600, Some(2), 1), 2);
+    }
+
+    #[test]
+    fn a_server_that_fails_in_one_trial_leaves_the_others() {
+        let run_one = |steps: &[Step]| match (steps[0].trial, steps[0].round) {
+            (1, 2) => Err(TrialError::Service("it died".into())),
+            _ => Ok(vec![Fake(1, true)]),
+        };
+        let needs_more = |finished: &[Vec<Fake>]| {
+            let with_runs = finished.iter().filter(|runs| !runs.is_empty());
+            with_runs.map(|runs| runs.len() < 5).collect()
+        };
+        let rounds = run(&schedule(None, 0), 3, run_one, needs_more, |_| {}).unwrap();
+        let lengths: Vec<_> = rounds.finished.iter().map(Vec::len).collect();
+        assert_eq!((lengths, rounds.ended), (vec![5, 0, 5], Ended::Complete));
+        assert_eq!(rounds.given_up, [(1, "it died".to_string())]);
+        let always = |steps: &[Step]| match steps[0].round {
+            0 => Ok(vec![Fake(1, true)]),
+            _ => Err::<Vec<Fake>, _>(TrialError::Service("it died".into())),
+        };
+        let rounds = run(&schedule(None, 0), 3, always, all, |_| {}).unwrap();
+        assert_eq!(rounds.ended, Ended::ServiceFailed, "so does the command as it is");
     }
 
     #[test]

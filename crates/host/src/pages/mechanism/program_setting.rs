@@ -8,12 +8,13 @@ use super::super::tunables::{MMAP_THRESHOLD, TOP_PAD, TRIM_THRESHOLD, tunable};
 use super::thp::Thp;
 use super::{Conditions, LargePages, Mechanism, Proof, Recipe, Rest, Unavailable};
 use crate::launch::program::Program;
-use crate::pages::settings::Mode;
+use crate::pages::settings::{Mode, Setting};
 use memchr::memmem;
 use pagetax_core::page_size::{MemoryPart, PageSizeRequest, PartSizes};
 use pagetax_core::units::PageSize;
-use std::ffi::OsString;
-use std::path::PathBuf;
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::{env, fs};
 
@@ -45,7 +46,7 @@ enum Change {
     Tunables(&'static [(&'static str, &'static str)]),
     /// The last arguments of the program.
     Arguments(&'static [&'static str]),
-    /// None: the program takes pages of a pool if there is one.
+    /// A hugetlb pool: PostgreSQL takes pages of one if there are enough of them.
     Pool,
 }
 
@@ -158,8 +159,9 @@ const SETTINGS: &[ProgramSetting] = &[
     },
 ];
 
-/// Returns the settings of the programs that a command names.
-pub fn settings_of(command: &[OsString]) -> Vec<Arc<dyn Mechanism>> {
+/// Returns the settings of the programs that a command names. If they are to be tried, PostgreSQL is asked for
+/// the pages that it needs.
+pub fn settings_of(command: &[OsString], are_tried: bool) -> Vec<Arc<dyn Mechanism>> {
     let programs = NamedProgram::all(command);
     // A script may name small programs too, such as rm; the one with an allocator of its own counts.
     let has_other = programs.iter().any(NamedProgram::has_other_allocator);
@@ -169,7 +171,9 @@ pub fn settings_of(command: &[OsString]) -> Vec<Arc<dyn Mechanism>> {
     };
     let of = |setting: &'static ProgramSetting| -> Arc<dyn Mechanism> {
         let is_first = programs.first().is_some_and(|first| (setting.has)(first));
-        Arc::new(OfCommand { setting, is_first })
+        let needs_pool = are_tried && matches!(setting.change, Change::Pool);
+        let pool_pages = needs_pool.then(|| pool_pages(command)).flatten();
+        Arc::new(OfCommand { setting, is_first, pool_pages })
     };
     SETTINGS.iter().filter(has).map(of).collect()
 }
@@ -180,6 +184,23 @@ struct OfCommand {
     setting: &'static ProgramSetting,
     /// True if the command's first word is the program, so that its last arguments are the program's.
     is_first: bool,
+    /// The pages that PostgreSQL takes of a pool; none if it could not be asked.
+    pool_pages: Option<u64>,
+}
+
+/// Returns the number of huge pages that this command of PostgreSQL takes for its shared memory. It starts no
+/// server. Only a command that surely hands on its last arguments is asked.
+fn pool_pages(command: &[OsString]) -> Option<u64> {
+    let is_server = |word: &OsString| Path::new(word).file_name() == Some(OsStr::new("postgres"));
+    let is_starter = |word: &OsString| HANDING_ON.iter().any(|name| word == name);
+    let first = command.first()?;
+    if !is_server(first) && !(is_starter(first) && command.iter().any(is_server)) {
+        return None;
+    }
+    let mut asking = Command::new(first);
+    asking.args(&command[1..]).args(["-C", "shared_memory_size_in_huge_pages"]);
+    let said = asking.stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
+    String::from_utf8_lossy(&said.stdout).trim().parse().ok()
 }
 
 impl Mechanism for OfCommand {
@@ -196,10 +217,11 @@ impl Mechanism for OfCommand {
             |why: &str, remedy: &str| Err(Unavailable { why: why.into(), remedy: remedy.into() });
         let mode = conditions.system.thp();
         match self.setting.change {
-            Change::Pool => refused(
-                "it takes pages of a hugetlb pool by itself, if there are enough of them",
-                "set vm.nr_hugepages to what `postgres -C shared_memory_size_in_huge_pages` says",
+            Change::Pool if self.pool_pages.is_none() => refused(
+                "it does not say how many pages of a pool its shared memory takes",
+                "start `postgres` 15 or later directly, with huge_pages=try",
             ),
+            Change::Pool => Ok(()),
             Change::Arguments(_) if mode != Some(Mode::Always) => refused(
                 "the program turns large pages off only where the system's setting is `always`",
                 "none needed",
@@ -240,7 +262,12 @@ impl Mechanism for OfCommand {
             Change::Arguments(arguments) => {
                 recipe.arguments.extend(arguments.iter().map(ToString::to_string));
             }
-            Change::Pool => {}
+            Change::Pool => {
+                let path = conditions.system.pool_path(PageSize::M2).join("nr_hugepages");
+                let has = fs::read_to_string(&path).ok().and_then(|text| text.trim().parse().ok());
+                let pages = has.unwrap_or(0) + self.pool_pages.unwrap_or(0) + SPARE_PAGES;
+                recipe.settings.push(Setting::new(path, pages.to_string()));
+            }
         }
     }
 
@@ -318,14 +345,18 @@ impl NamedProgram {
 
     /// Returns true if its malloc is glibc's. A program that only starts others is none of those.
     fn has_glibc_malloc(&self) -> bool {
-        let is_starter = STARTERS.contains(&self.name.as_str());
+        let is_starter = SHELLS.iter().chain(&HANDING_ON).any(|name| self.name == *name);
         self.loads("libc.so.6") && !is_starter && !self.has_other_allocator()
     }
 }
 
-/// Programs that start the one that counts.
-const STARTERS: [&str; 9] =
-    ["sh", "dash", "bash", "busybox", "env", "nice", "timeout", "taskset", "pagetax"];
+/// Programs that start another one with the arguments that follow its name.
+const HANDING_ON: [&str; 8] =
+    ["env", "nice", "pagetax", "runuser", "setpriv", "sudo", "taskset", "timeout"];
+/// Shells, which start others too.
+const SHELLS: [&str; 4] = ["bash", "busybox", "dash", "sh"];
+/// Pages of a pool beyond what a server asks for.
+const SPARE_PAGES: u64 = 2;
 
 #[cfg(test)]
 mod tests {
@@ -363,11 +394,13 @@ mod tests {
         assert_eq!(names[1..], ["sort", "tail"]);
     }
 
+    /// Returns the recipe of a setting. A server is asked for its pages if no tunables are given.
     fn recipe(name: &str, thp: &str, tunables: Option<&str>) -> Result<Recipe, Unavailable> {
         let (_keep, system) = tree(thp, "never", "inherit", 0);
         let setting = SETTINGS.iter().find(|setting| setting.name == name).unwrap();
         let conditions = Conditions { system: &system, tunables, has_code: false };
-        Recipe::new(Arc::new(OfCommand { setting, is_first: true }), &conditions)
+        let pool_pages = Some(70).filter(|_| tunables.is_none());
+        Recipe::new(Arc::new(OfCommand { setting, is_first: true, pool_pages }), &conditions)
     }
 
     #[test]
@@ -376,7 +409,8 @@ mod tests {
         assert!(recipe("jemalloc-thp", "always", None).unwrap_err().why.contains("as it is"));
         assert!(recipe("redis-thp", "madvise", None).is_err());
         assert_eq!(recipe("redis-thp", "always", None).unwrap().arguments, ["--disable-thp", "no"]);
-        assert!(recipe("postgres-pool", "madvise", None).is_err());
+        assert_eq!(recipe("postgres-pool", "madvise", None).unwrap().settings[0].value, "72");
+        assert!(recipe("postgres-pool", "madvise", Some("")).unwrap_err().why.contains("say how"));
         let jvm = recipe("jvm-thp", "madvise", None).unwrap();
         let line = jvm.shell_line(&["java".into(), "-jar".into(), "a.jar".into()], None, "pagetax");
         let line = line.unwrap().replace('\'', "");
