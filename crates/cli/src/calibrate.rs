@@ -3,7 +3,9 @@
 use crate::exit;
 use crate::output::{self, documents::Outputs, progress::Progress, text};
 use anyhow::{Context, Result, anyhow};
-use pagetax_core::calibration::{Calibration, FaultCost, Spread, WalkCost, WalkPattern};
+use pagetax_core::calibration::{
+    Calibration, FaultCost, Spread, TlbKind, TlbUnit, WalkCost, WalkPattern,
+};
 use pagetax_core::units::{Bytes, Nanos, PageSize};
 use pagetax_host::measure::calibrate::{
     CalibrateError, Extent, cache_path, cached, calibrate, can_keep, save,
@@ -153,6 +155,7 @@ fn render(calibration: &Calibration) -> String {
     let headings = ["addresses", "working set", "base", &huge, "base adds", "from – to"];
     let rows = calibration.walks.iter().map(walk_row).collect();
     out += &text::table(&headings, &[1, 2, 3, 4], rows);
+    out += &tlbs(calibration);
     for note in &calibration.notes {
         out += &format!("  not measured: {note}\n");
     }
@@ -160,6 +163,37 @@ fn render(calibration: &Calibration) -> String {
         out += &format!("  in doubt: {warning}; calibrate again when the machine is quiet\n");
     }
     out
+}
+
+/// Renders the TLBs, as CPUID describes them and as accesses show them.
+fn tlbs(calibration: &Calibration) -> String {
+    let mut out = String::new();
+    if !calibration.tlbs.is_empty() {
+        out += &text::heading("TLBs, as the CPU describes them (CPUID)");
+        let rows = calibration.tlbs.iter().map(tlb_row).collect();
+        out += &text::table(&["for", "level", "pages", "entries", "ways"], &[1, 3, 4], rows);
+    }
+    let Some(reach) = calibration.base_reach else { return out };
+    let [low, high] = [reach.low_pages, reach.high_pages].map(text::count);
+    out + &format!("  measured: {low} base pages take no walk, {high} do\n")
+}
+
+fn tlb_row(unit: &TlbUnit) -> Vec<String> {
+    let kind = match unit.kind {
+        TlbKind::Data => "data",
+        TlbKind::Load => "loads",
+        TlbKind::Store => "stores",
+        TlbKind::Instruction => "instructions",
+        TlbKind::Unified => "all",
+    };
+    let sizes: Vec<String> = unit.page_bytes.iter().map(|size| Bytes(*size).to_string()).collect();
+    vec![
+        kind.into(),
+        unit.level.to_string(),
+        sizes.join(", "),
+        text::count(unit.entries.into()),
+        unit.ways.map_or("all".into(), |ways| ways.to_string()),
+    ]
 }
 
 /// Formats a time to 0.1 ns below 100 ns; [`Nanos`] prints whole nanoseconds.

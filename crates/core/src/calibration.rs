@@ -138,6 +138,57 @@ pub struct FaultCost {
     pub why: Option<String>,
 }
 
+/// The accesses that a TLB serves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum TlbKind {
+    /// Loads and stores.
+    Data,
+    /// Loads alone.
+    Load,
+    /// Stores alone.
+    Store,
+    /// Fetches of instructions.
+    Instruction,
+    /// All of them.
+    Unified,
+}
+
+impl TlbKind {
+    /// Returns true if loads look here.
+    pub fn serves_loads(self) -> bool {
+        matches!(self, TlbKind::Data | TlbKind::Load | TlbKind::Unified)
+    }
+}
+
+/// A TLB as the CPU itself describes it, by the CPUID instruction.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct TlbUnit {
+    /// The accesses that it serves.
+    pub kind: TlbKind,
+    /// The level: 1 is asked first.
+    pub level: u32,
+    /// The page sizes that it has entries for.
+    pub page_bytes: Vec<u64>,
+    /// The number of entries.
+    pub entries: u32,
+    /// The number of entries of a set; absent if any entry may hold any page.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ways: Option<u32>,
+}
+
+/// The number of base pages up to which accesses to one page after another pay for no walk, as measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct TlbReach {
+    /// The most pages without walks that were tried.
+    pub low_pages: u64,
+    /// The fewest pages with walks that were tried.
+    pub high_pages: u64,
+}
+
 /// The pattern of addresses of a walk measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -197,6 +248,12 @@ pub struct Calibration {
     pub faults: Vec<FaultCost>,
     /// Costs of accesses, by pattern and working set.
     pub walks: Vec<WalkCost>,
+    /// The TLBs by CPUID; none if this CPU or its hypervisor does not describe them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tlbs: Vec<TlbUnit>,
+    /// The reach of all TLBs on base pages, as measured; absent if no walk showed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base_reach: Option<TlbReach>,
     /// Walks that could not be measured, with the reasons.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,

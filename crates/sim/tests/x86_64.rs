@@ -5,7 +5,8 @@ mod common;
 
 use common::{gather, run};
 use pagetax_core::calibration::{
-    CALIBRATION_VERSION, Calibration, FaultCost, FaultKind, Identity, Spread, WalkCost, WalkPattern,
+    CALIBRATION_VERSION, Calibration, FaultCost, FaultKind, Identity, Spread, TlbKind, TlbUnit, WalkCost,
+    WalkPattern,
 };
 use pagetax_core::plan::{Op, Pattern};
 use pagetax_sim::model::Model;
@@ -95,6 +96,8 @@ fn calibration() -> Calibration {
         base_page_bytes: 4096,
         huge_page_bytes: 2 << 20,
         faults: vec![fault(4096, 2000.0), fault(2 << 20, 409_600.0)],
+        tlbs: Vec::new(),
+        base_reach: None,
         notes: Default::default(),
         warnings: Default::default(),
         walks: vec![
@@ -104,6 +107,31 @@ fn calibration() -> Calibration {
             walk(WalkPattern::Independent, 256, 20.0, 10.0),
         ],
     }
+}
+
+#[test]
+fn a_calibration_replaces_the_sizes_of_tlbs() {
+    let unit = |level, page_bytes, entries, ways| TlbUnit {
+        kind: TlbKind::Data,
+        level,
+        page_bytes: vec![page_bytes],
+        entries,
+        ways,
+    };
+    let tlbs = vec![
+        unit(1, 4 << 10, 72, None),
+        unit(1, 2 << 20, 72, None),
+        unit(2, 4 << 10, 3072, Some(8)),
+        unit(2, 2 << 20, 3072, Some(6)),
+    ];
+    let mut model = model();
+    calibrated::apply(&mut model, &Calibration { tlbs, ..calibration() }).unwrap();
+    let of = |table| {
+        ["entries", "ways"].map(|key| model.positive(table, key).unwrap())
+    };
+    assert_eq!([of("dtlb_1a"), of("dtlb_1b"), of("dtlb_2a")], [[72, 72], [72, 72], [3072, 12]]);
+    // It still runs.
+    assert!(translation_ns(&model, 64, "default", true) > 0.0);
 }
 
 #[test]

@@ -219,5 +219,7 @@ fn growth(before: &Budget, after: &Budget) -> Vec<Growth> {
 /// Says how a winner stands on memory as it is found.
 pub fn words(found: &StateTrials, winner: &str) -> String {
     let speedup = found.trials.iter().find(|t| t.name == winner).and_then(|t| t.speedup);
-    speedup.map_or(String::new(), |speedup| format!("; on memory as it is found here, {speedup}"))
+    let Some(speedup) = speedup else { return String::new() };
+    let doubt = if speedup.low < 1.0 { ", so not surely faster" } else { "" };
+    format!("; on memory as it is found here, {speedup}{doubt}")
 }

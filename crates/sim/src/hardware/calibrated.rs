@@ -27,6 +27,7 @@ pub const MODEL: &str = "x86-64-calibrated";
 /// # Errors
 /// Fails if the model has no page walker.
 pub fn apply(model: &mut Model, calibration: &Calibration) -> Result<(), ModelError> {
+    apply_tlbs(model, calibration)?;
     let places = places(model, calibration)?;
     let source = format!("measured: pagetax calibrate on {}", calibration.identity.cpu_model);
     let mut set = |table: &str, key: &str, value: f64, unit: &str| {
@@ -57,6 +58,41 @@ pub fn apply(model: &mut Model, calibration: &Calibration) -> Result<(), ModelEr
         set("fault", "time", (base - zeroing).max(0.0), "ns")?;
     }
     Ok(())
+}
+
+/// Replaces the sizes of the TLBs by those that the CPU itself describes. Units of one level that hold the same
+/// pages are one larger unit in the model.
+fn apply_tlbs(model: &mut Model, calibration: &Calibration) -> Result<(), ModelError> {
+    for (table, level, page_bytes) in
+        [("dtlb_1a", 1, 4 << 10), ("dtlb_1b", 1, 2 << 20), ("dtlb_2a", 2, 4 << 10)]
+    {
+        let units = calibration.tlbs.iter().filter(|unit| {
+            unit.level == level && unit.kind.serves_loads() && unit.page_bytes.contains(&page_bytes)
+        });
+        let (entries, ways) = units.fold((0, 0), |(entries, ways), unit| {
+            (entries + unit.entries, ways + unit.ways.unwrap_or(unit.entries))
+        });
+        if entries == 0 || ways == 0 {
+            continue;
+        }
+        for (key, value, unit) in
+            [("entries", entries, "entries"), ("ways", ways_of(entries, ways), "ways")]
+        {
+            let source = format!("CPUID of {}", calibration.identity.cpu_model);
+            let (value, unit) = (toml::Value::Integer(value.into()), unit.into());
+            model.replace(table, key, Constant { value, unit, source })?;
+        }
+    }
+    Ok(())
+}
+
+/// Returns the ways with which the number of sets is a power of two, as the model needs it: at least so many.
+fn ways_of(entries: u32, ways: u32) -> u32 {
+    let sets = 1 << (entries / ways).max(1).ilog2();
+    match entries % sets {
+        0 => entries / sets,
+        _ => entries,
+    }
 }
 
 /// Returns the constants of the places, from the working sets that the second-level TLB does not hold.
@@ -149,6 +185,14 @@ mod tests {
     fn prices(ns: &[f64]) -> Vec<f64> {
         let price = |(n, ns): (usize, &f64)| WalkCost { lines: 1 << n, ns: *ns, width: 1 };
         rising(ns.iter().enumerate().map(price).collect()).iter().map(|price| price.ns).collect()
+    }
+
+    #[test]
+    fn sets_are_a_power_of_two() {
+        assert_eq!(ways_of(2_048, 16), 16);
+        assert_eq!(ways_of(3_072, 8), 12, "384 sets become 256");
+        assert_eq!(ways_of(72, 72), 72);
+        assert_eq!(ways_of(97, 2), 97);
     }
 
     #[test]

@@ -254,6 +254,8 @@ pub(crate) mod tests {
                 walk(WalkPattern::Dependent, 64 << 20, 32.0, 8.0),
                 walk(WalkPattern::Independent, 64 << 20, 16.0, 14.0),
             ],
+            tlbs: vec![],
+            base_reach: None,
             notes: vec![],
             warnings: vec![],
         }

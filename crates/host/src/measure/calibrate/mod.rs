@@ -8,6 +8,8 @@
 //! never used.
 
 mod faults;
+mod reach;
+mod tlbs;
 mod walks;
 
 use crate::cache::{self, NoFolder};
@@ -122,12 +124,18 @@ pub fn calibrate(
             .map_err(|error| CalibrateError::System("change a page-size setting", error))?;
         faults::measure(effort, &settings, |done| on_progress(done * 0.3))?
     };
-    let (walks, notes) = match settings.of_size(huge) {
+    let most = available_bytes(&root).map_err(CalibrateError::Identity)? / 4;
+    let (walks, notes, base_reach) = match settings.of_size(huge) {
         Some(Mode::Always | Mode::Madvise) => {
-            let most = available_bytes(&root).map_err(CalibrateError::Identity)? / 4;
-            walks::measure(effort, huge, most, |done| on_progress(0.3 + done * 0.7))?
+            let base_reach = reach::measure(effort, huge, most)?;
+            let (walks, notes) =
+                walks::measure(effort, huge, most, |done| on_progress(0.3 + done * 0.7))?;
+            (walks, notes, base_reach)
         }
-        _ => (vec![], vec![format!("walks need {huge} pages to compare with: {}", enable(huge))]),
+        _ => {
+            let note = format!("walks need {huge} pages to compare with: {}", enable(huge));
+            (Vec::new(), vec![note], None)
+        }
     };
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let mut calibration = Calibration {
@@ -140,6 +148,8 @@ pub fn calibrate(
         huge_page_bytes: huge.bytes(),
         faults,
         walks,
+        tlbs: tlbs::by_cpuid(),
+        base_reach,
         notes,
         warnings: Vec::new(),
     };

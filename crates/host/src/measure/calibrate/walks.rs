@@ -137,7 +137,7 @@ fn placement(
         }
         for (side, mapping) in [&on_base, &on_huge].into_iter().enumerate() {
             let seed = u64::from(repetition);
-            let chase_ns = chase(mapping, effort.chase_count, order);
+            let chase_ns = chase(mapping, slot(0, 0), effort.chase_count, order.len() as u64);
             let gather_ns = gather(mapping, effort.chase_count * GATHER_FACTOR, bytes, seed);
             if repetition > 0 {
                 samples[0][side].push(chase_ns);
@@ -169,7 +169,7 @@ fn slot(page: u64, lap: u64) -> u64 {
 }
 
 /// Returns a random cycle through all pages: `order[page]` follows `page` (Sattolo's algorithm).
-fn cycle(pages: u64) -> Vec<u32> {
+pub(super) fn cycle(pages: u64) -> Vec<u32> {
     let mut order: Vec<u32> = (0..pages as u32).collect();
     let mut random = Rng::new(pages);
     for last in (1..order.len()).rev() {
@@ -199,11 +199,10 @@ fn filled(
     Ok(mapping)
 }
 
-/// Returns the CPU time of a dependent access.
-fn chase(mapping: &OwnedMapping, count: u64, order: &[u32]) -> f64 {
+/// Returns the CPU time of a dependent access, in a cycle of so many pages that begins at an offset.
+pub(super) fn chase(mapping: &OwnedMapping, mut offset: u64, count: u64, pages: u64) -> f64 {
     // Follow the chain before the clock starts: cold caches would overstate the cost of small sets.
-    let mut offset = slot(0, 0);
-    for _ in 0..order.len().min(count as usize / 8) {
+    for _ in 0..pages.min(count / 8) {
         offset = mapping.load(offset);
     }
     let before = thread_ns();

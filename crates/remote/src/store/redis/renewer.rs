@@ -53,18 +53,22 @@ struct MasterRun {
 
 impl MasterRuns {
     /// Returns the masters that were started anew since the last call. One that does not answer is left for
-    /// the next call.
+    /// the next call, and does not hold up the others: all are asked at a time.
     fn restarted(&mut self, shared: &RedisState, slots: &SlotMap) -> Vec<(String, u16)> {
-        let mut restarted = Vec::new();
-        for place in &slots.masters {
-            let run = self.0.entry(place.clone()).or_default();
-            let Some(id) = run.ask(&shared.address.of_node(&place.0, place.1)) else { continue };
+        slots.masters.iter().for_each(|place| {
+            self.0.entry(place.clone()).or_default();
+        });
+        let ask = |(place, run): (&(String, u16), &mut MasterRun)| {
+            let id = run.ask(&shared.address.of_node(&place.0, place.1))?;
             let before = std::mem::replace(&mut run.id, id);
-            if !before.is_empty() && before != run.id {
-                restarted.push(place.clone());
-            }
-        }
-        restarted
+            (!before.is_empty() && before != run.id).then(|| place.clone())
+        };
+        std::thread::scope(|scope| {
+            let known = self.0.iter_mut().filter(|(place, _)| slots.masters.contains(place));
+            let asked: Vec<_> = known.map(|one| scope.spawn(move || ask(one))).collect();
+            // A thread that panicked has said so.
+            asked.into_iter().filter_map(|one| one.join().ok().flatten()).collect()
+        })
     }
 }
 
@@ -74,8 +78,10 @@ impl MasterRun {
         // A connection ends with the run.
         let is_new = self.link.is_none();
         let mut link = self.link.take().or_else(|| node.connect().ok())?;
-        let Ok(info) = redis::cmd("INFO").arg("server").query::<String>(&mut link) else {
-            return if is_new { None } else { self.ask(node) };
+        let info = match redis::cmd("INFO").arg("server").query::<String>(&mut link) {
+            Ok(info) => info,
+            Err(error) if is_new || error.is_timeout() => return None,
+            Err(_) => return self.ask(node),
         };
         self.link = Some(link);
         field(&info, "run_id").map(str::to_string)

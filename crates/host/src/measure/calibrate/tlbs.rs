@@ -1,0 +1,152 @@
+//! The TLBs of this CPU, as the CPUID instruction describes them. A hypervisor may hide them.
+//!
+//! Sources: Intel's manual, volume 2, CPUID, leaf 18H; AMD's manual, volume 3, functions 8000_0005 and
+//! 8000_0006.
+
+use pagetax_core::calibration::{TlbKind, TlbUnit};
+
+/// The registers EAX, EBX, ECX and EDX.
+type Registers = [u32; 4];
+
+const K4: u64 = 4 << 10;
+const M2: u64 = 2 << 20;
+const M4: u64 = 4 << 20;
+const G1: u64 = 1 << 30;
+
+/// Returns the TLBs; none on a CPU that does not describe them.
+pub(super) fn by_cpuid() -> Vec<TlbUnit> {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let [highest, ..] = cpuid(0, 0);
+        let [extended, ..] = cpuid(0x8000_0000, 0);
+        if highest >= 0x18 {
+            let [last, ..] = cpuid(0x18, 0);
+            // More would be nonsense: a CPU has some ten.
+            let of_intel = intel((0..=last.min(31)).map(|part| cpuid(0x18, part)));
+            if !of_intel.is_empty() {
+                return of_intel;
+            }
+        }
+        match extended >= 0x8000_0006 {
+            true => amd(cpuid(0x8000_0005, 0), cpuid(0x8000_0006, 0)),
+            false => Vec::new(),
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    Vec::new()
+}
+
+#[cfg(target_arch = "x86_64")]
+fn cpuid(leaf: u32, part: u32) -> Registers {
+    // The instruction is there on all CPUs of this architecture; older compilers call it unsafe.
+    #[allow(unused_unsafe)]
+    // SAFETY: it only reads, and all x86-64 CPUs have it.
+    let found = unsafe { std::arch::x86_64::__cpuid_count(leaf, part) };
+    [found.eax, found.ebx, found.ecx, found.edx]
+}
+
+fn intel(parts: impl Iterator<Item = Registers>) -> Vec<TlbUnit> {
+    let unit = |[_, ebx, sets, edx]: Registers| {
+        let kind = match edx & 0x1f {
+            1 => TlbKind::Data,
+            2 => TlbKind::Instruction,
+            3 => TlbKind::Unified,
+            4 => TlbKind::Load,
+            5 => TlbKind::Store,
+            _ => return None,
+        };
+        let sizes = [K4, M2, M4, G1].into_iter().enumerate();
+        let page_bytes = sizes.filter(|(bit, _)| ebx >> bit & 1 == 1).map(|(_, size)| size);
+        let (ways, is_full) = (ebx >> 16, edx >> 8 & 1 == 1);
+        Some(TlbUnit {
+            kind,
+            level: edx >> 5 & 7,
+            page_bytes: page_bytes.collect(),
+            entries: ways.checked_mul(sets)?,
+            ways: (!is_full).then_some(ways),
+        })
+    };
+    parts.filter_map(unit).filter(|unit| unit.entries > 0).collect()
+}
+
+fn amd([l1_huge, l1_base, ..]: Registers, [l2_huge, l2_base, ..]: Registers) -> Vec<TlbUnit> {
+    let first = |page: u64, kind: TlbKind, bits: u32| {
+        let ways = match bits >> 8 & 0xff {
+            0xff => None,
+            ways => Some(ways),
+        };
+        TlbUnit { kind, level: 1, page_bytes: vec![page], entries: bits & 0xff, ways }
+    };
+    let second = |page: u64, kind: TlbKind, bits: u32| {
+        let ways = match bits >> 12 & 0xf {
+            ways @ 1..=4 => Some(ways),
+            5 => Some(6),
+            6 => Some(8),
+            8 => Some(16),
+            10 => Some(32),
+            11 => Some(48),
+            12 => Some(64),
+            13 => Some(96),
+            14 => Some(128),
+            _ => None,
+        };
+        TlbUnit { kind, level: 2, page_bytes: vec![page], entries: bits & 0xfff, ways }
+    };
+    // The data side is the upper half of each register, the larger associativity first; in level 1, it is
+    // the byte above.
+    let [data, code] = [TlbKind::Data, TlbKind::Instruction];
+    let of_first = |page, bits: u32| [first(page, data, bits >> 16), first(page, code, bits & 0xffff)];
+    let of_second =
+        |page, bits: u32| [second(page, data, bits >> 16), second(page, code, bits & 0xffff)];
+    let all =
+        [of_first(K4, l1_base), of_first(M2, l1_huge), of_second(K4, l2_base), of_second(M2, l2_huge)];
+    all.into_iter().flatten().filter(|unit| unit.entries > 0).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn amd_describes_both_levels() {
+        // An EPYC of family 25, model 17.
+        let l1 = [0xff48_ff40, 0xff48_ff40, 0x2008_0140, 0x2008_0140];
+        let l2 = [0x5c00_2200, 0x6c00_4200, 0x0400_6140, 0x0a00_9140];
+        let found = amd(l1, l2);
+        let of = |kind, level, page| {
+            let is_it = |u: &&TlbUnit| {
+                (u.kind, u.level) == (kind, level) && u.page_bytes.contains(&page)
+            };
+            found.iter().find(is_it).map(|u| (u.entries, u.ways)).unwrap()
+        };
+        assert_eq!(of(TlbKind::Data, 1, K4), (72, None));
+        assert_eq!(of(TlbKind::Instruction, 1, M2), (64, None));
+        assert_eq!(of(TlbKind::Data, 2, K4), (3072, Some(8)));
+        assert_eq!(of(TlbKind::Data, 2, M2), (3072, Some(6)));
+        assert_eq!(of(TlbKind::Instruction, 2, K4), (512, Some(4)));
+    }
+
+    #[test]
+    fn intel_describes_units_one_by_one() {
+        let parts = [
+            [8, 0, 0, 0],
+            // Loads of 4K: 16 sets of 6; a second level of two units, both with 4K.
+            [0, 0x0006_0001, 16, 1 << 5 | 4],
+            [0, 0x0008_0007, 128, 2 << 5 | 3],
+            [0, 0x0008_0009, 128, 2 << 5 | 3],
+            [0, 0x0010_000f, 1, 1 << 8 | 1 << 5 | 5],
+        ];
+        let found = intel(parts.into_iter());
+        let entries: Vec<u32> = found.iter().map(|unit| unit.entries).collect();
+        assert_eq!(entries, [96, 1024, 1024, 16]);
+        assert_eq!(found[0].page_bytes, [K4]);
+        assert_eq!(found[2].page_bytes, [K4, G1]);
+        assert_eq!((found[3].kind, found[3].ways), (TlbKind::Store, None));
+    }
+
+    #[test]
+    fn a_cpu_that_says_nothing_has_none() {
+        assert!(intel([[0; 4]; 3].into_iter()).is_empty());
+        assert!(amd([0; 4], [0; 4]).is_empty());
+    }
+}
