@@ -5,8 +5,8 @@ mod common;
 
 use common::{gather, run};
 use pagetax_core::calibration::{
-    CALIBRATION_VERSION, Calibration, FaultCost, FaultKind, Identity, Spread, TlbKind, TlbUnit, WalkCost,
-    WalkPattern,
+    CALIBRATION_VERSION, Calibration, FaultCost, FaultKind, Identity, Spread, TlbKind, TlbUnit,
+    WalkCost, WalkPattern,
 };
 use pagetax_core::plan::{Op, Pattern};
 use pagetax_sim::model::Model;
@@ -126,9 +126,7 @@ fn a_calibration_replaces_the_sizes_of_tlbs() {
     ];
     let mut model = model();
     calibrated::apply(&mut model, &Calibration { tlbs, ..calibration() }).unwrap();
-    let of = |table| {
-        ["entries", "ways"].map(|key| model.positive(table, key).unwrap())
-    };
+    let of = |table| ["entries", "ways"].map(|key| model.positive(table, key).unwrap());
     assert_eq!([of("dtlb_1a"), of("dtlb_1b"), of("dtlb_2a")], [[72, 72], [72, 72], [3072, 12]]);
     // It still runs.
     assert!(translation_ns(&model, 64, "default", true) > 0.0);

@@ -35,6 +35,8 @@ pub struct Steps<'a> {
     pub hashes: Hashes,
     /// The run for the budget.
     pub watched: Option<(Finished, Watched)>,
+    /// The trial that ran last.
+    pub last: Option<usize>,
 }
 
 impl<'a> Steps<'a> {
@@ -59,6 +61,7 @@ impl<'a> Steps<'a> {
             scratch,
             hashes,
             watched: None,
+            last: None,
         }
     }
 
@@ -68,6 +71,7 @@ impl<'a> Steps<'a> {
         let outputs: Vec<_> = steps.iter().map(|step| self.outputs(step)).collect();
         let start_ns = self.starts_of(steps)?;
         let mut finished = self.run_commands(steps, &outputs)?;
+        self.last = steps.last().map(|step| step.trial);
         for ((step, finished), start_ns) in steps.iter().zip(&mut finished).zip(start_ns) {
             finished.start_ns = start_ns;
             self.launch.learn(finished);

@@ -3,6 +3,7 @@
 //! Invariant: this crate has no other unsafe code. Callers of these modules cannot break memory safety,
 //! and each unsafe block states why.
 
+pub mod cpuid;
 pub mod mapping;
 pub mod numa;
 pub mod pagemap;

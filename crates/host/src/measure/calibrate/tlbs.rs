@@ -3,10 +3,8 @@
 //! Sources: Intel's manual, volume 2, CPUID, leaf 18H; AMD's manual, volume 3, functions 8000_0005 and
 //! 8000_0006.
 
+use crate::sys::cpuid::{Registers, cpuid};
 use pagetax_core::calibration::{TlbKind, TlbUnit};
-
-/// The registers EAX, EBX, ECX and EDX.
-type Registers = [u32; 4];
 
 const K4: u64 = 4 << 10;
 const M2: u64 = 2 << 20;
@@ -15,34 +13,20 @@ const G1: u64 = 1 << 30;
 
 /// Returns the TLBs; none on a CPU that does not describe them.
 pub(super) fn by_cpuid() -> Vec<TlbUnit> {
-    #[cfg(target_arch = "x86_64")]
-    {
-        let [highest, ..] = cpuid(0, 0);
-        let [extended, ..] = cpuid(0x8000_0000, 0);
-        if highest >= 0x18 {
-            let [last, ..] = cpuid(0x18, 0);
-            // More would be nonsense: a CPU has some ten.
-            let of_intel = intel((0..=last.min(31)).map(|part| cpuid(0x18, part)));
-            if !of_intel.is_empty() {
-                return of_intel;
-            }
-        }
-        match extended >= 0x8000_0006 {
-            true => amd(cpuid(0x8000_0005, 0), cpuid(0x8000_0006, 0)),
-            false => Vec::new(),
+    let [highest, ..] = cpuid(0, 0);
+    if highest >= 0x18 {
+        let [last, ..] = cpuid(0x18, 0);
+        // More would be nonsense: a CPU has some ten.
+        let of_intel = intel((0..=last.min(31)).map(|part| cpuid(0x18, part)));
+        if !of_intel.is_empty() {
+            return of_intel;
         }
     }
-    #[cfg(not(target_arch = "x86_64"))]
-    Vec::new()
-}
-
-#[cfg(target_arch = "x86_64")]
-fn cpuid(leaf: u32, part: u32) -> Registers {
-    // The instruction is there on all CPUs of this architecture; older compilers call it unsafe.
-    #[allow(unused_unsafe)]
-    // SAFETY: it only reads, and all x86-64 CPUs have it.
-    let found = unsafe { std::arch::x86_64::__cpuid_count(leaf, part) };
-    [found.eax, found.ebx, found.ecx, found.edx]
+    let [extended, ..] = cpuid(0x8000_0000, 0);
+    match extended >= 0x8000_0006 {
+        true => amd(cpuid(0x8000_0005, 0), cpuid(0x8000_0006, 0)),
+        false => Vec::new(),
+    }
 }
 
 fn intel(parts: impl Iterator<Item = Registers>) -> Vec<TlbUnit> {
@@ -95,11 +79,16 @@ fn amd([l1_huge, l1_base, ..]: Registers, [l2_huge, l2_base, ..]: Registers) -> 
     // The data side is the upper half of each register, the larger associativity first; in level 1, it is
     // the byte above.
     let [data, code] = [TlbKind::Data, TlbKind::Instruction];
-    let of_first = |page, bits: u32| [first(page, data, bits >> 16), first(page, code, bits & 0xffff)];
+    let of_first =
+        |page, bits: u32| [first(page, data, bits >> 16), first(page, code, bits & 0xffff)];
     let of_second =
         |page, bits: u32| [second(page, data, bits >> 16), second(page, code, bits & 0xffff)];
-    let all =
-        [of_first(K4, l1_base), of_first(M2, l1_huge), of_second(K4, l2_base), of_second(M2, l2_huge)];
+    let all = [
+        of_first(K4, l1_base),
+        of_first(M2, l1_huge),
+        of_second(K4, l2_base),
+        of_second(M2, l2_huge),
+    ];
     all.into_iter().flatten().filter(|unit| unit.entries > 0).collect()
 }
 
@@ -114,9 +103,8 @@ mod tests {
         let l2 = [0x5c00_2200, 0x6c00_4200, 0x0400_6140, 0x0a00_9140];
         let found = amd(l1, l2);
         let of = |kind, level, page| {
-            let is_it = |u: &&TlbUnit| {
-                (u.kind, u.level) == (kind, level) && u.page_bytes.contains(&page)
-            };
+            let is_it =
+                |u: &&TlbUnit| (u.kind, u.level) == (kind, level) && u.page_bytes.contains(&page);
             found.iter().find(is_it).map(|u| (u.entries, u.ways)).unwrap()
         };
         assert_eq!(of(TlbKind::Data, 1, K4), (72, None));
