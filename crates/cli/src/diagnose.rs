@@ -17,8 +17,8 @@ use anyhow::{Context, Result};
 use pagetax_core::budget::Budget;
 use pagetax_core::counter::Reading;
 use pagetax_core::diagnosis::{
-    AS_IS, BASE, Basis, Diagnosis, MemoryState, Skipped, StateTrials, Trial, Verdict,
-    compare_trials, judge, judge_states, on_same_pages, translation, undecided,
+    AS_IS, BASE, Basis, Diagnosis, MemoryState, Skipped, Trial, Verdict, compare_trials, judge,
+    judge_states, on_same_pages, translation, undecided,
 };
 use pagetax_core::exit::Exit;
 use pagetax_core::page_size::{MemoryPart, PartSizes};
@@ -29,7 +29,7 @@ use pagetax_host::launch::program::Program;
 use pagetax_host::measure::budget::{Totals, Translation, Watched, budget};
 use pagetax_host::measure::calibrate::cached;
 use pagetax_host::measure::environment::environment;
-use pagetax_host::measure::trial::rounds::{self, Ended, Rounds, Schedule};
+use pagetax_host::measure::trial::rounds::{self, Ended, Schedule};
 use pagetax_host::measure::trial::{self, Finished, Peak, TrialCommand};
 use pagetax_host::pages::base_page;
 use pagetax_host::pages::mechanism::{self, Conditions, Mechanism};
@@ -220,7 +220,11 @@ pub fn run(args: Args) -> Result<ExitCode> {
     };
     let is_complete = matches!(rounds.ended, Ended::Complete | Ended::TimeUp);
     let (states, verdict, is_interrupted) = match is_complete {
-        true => in_states(&fresh, &rounds, remedies)?,
+        true => {
+            let (states, is_interrupted) = fresh.run_all(&args.when)?;
+            let verdict = judge_states(&trials, &states, basis.get(), remedies);
+            (states, verdict, is_interrupted)
+        }
         false => (Vec::new(), judge(&trials, basis.get(), remedies), false),
     };
     let mut diagnosis = diagnosis_of(&launch, &recipes, skipped, trials, verdict, basis.get());
@@ -237,32 +241,6 @@ pub fn run(args: Args) -> Result<ExitCode> {
         Ended::ServiceFailed => exit::BAD_INPUT.into(),
         _ => diagnosis.exit.shell_code().into(),
     })
-}
-
-/// Runs the trials in other states of memory, and judges all of them. Returns true beside the verdict if it
-/// was interrupted.
-fn in_states(
-    fresh: &states::AfterFresh<'_>,
-    rounds: &Rounds<Finished>,
-    remedies: &str,
-) -> Result<(Vec<StateTrials>, Verdict, bool)> {
-    let asked = &fresh.args.when;
-    let (mut states, mut is_interrupted) = fresh.run_all(asked)?;
-    let judge = |states: &[StateTrials]| judge_states(fresh.trials, states, fresh.basis, remedies);
-    let mut verdict = judge(&states);
-    let winner = verdict.winner.clone().filter(|_| !is_interrupted);
-    let Some(winner) = winner else { return Ok((states, verdict, is_interrupted)) };
-    if let Some((found, is_cut)) = fresh.found(&winner, rounds, asked)? {
-        is_interrupted = is_cut;
-        let words = states::words(&found, &winner);
-        let is_lost = found.worst().is_some();
-        states.extend((!found.trials.is_empty()).then_some(found));
-        match is_lost {
-            true => verdict = judge(&states),
-            false => verdict.reason += &words,
-        }
-    }
-    Ok((states, verdict, is_interrupted))
 }
 
 /// Returns the time of a trace's walks on base pages, at this machine's costs.

@@ -5,7 +5,7 @@ use super::programs::{ProgramRun, Workshop, chosen};
 use super::{Outcome, pagetax};
 use crate::shell;
 use anyhow::{Context, Result};
-use pagetax_core::diagnosis::{AS_IS, Basis, Diagnosis, MemoryState};
+use pagetax_core::diagnosis::{Basis, Diagnosis};
 use pagetax_core::stats::{Ratio, ratio_of_pairs};
 use serde_json::json;
 use std::path::Path;
@@ -33,29 +33,24 @@ pub fn run(parts: &[String]) -> Result<Outcome> {
         let outputs = kept.to_str().context("a path that is no text")?;
         let diagnosis = diagnosed(&pagetax, &["--outputs", outputs], &script)?;
         let (line, told) = promise(&diagnosis)?;
-        let found = found(&diagnosis);
         let cured = line.clone().unwrap_or(format!("export {TUNABLE}; {script}"));
         let (by_hand, expected) = measured(&script, &cured, &diagnosis.basis, &workshop)?;
-        // Nobody makes memory available before a run by hand.
-        let expected_of_hand = found.unwrap_or(told);
-        let overlap = expected_of_hand.low <= by_hand.high && by_hand.low <= expected_of_hand.high;
+        let overlap = told.low <= by_hand.high && by_hand.low <= told.high;
         let unharmed = all_hold(&kept, &expected)?;
         fine &= overlap && unharmed;
         rows.push(vec![
             program.name.into(),
             told.to_string(),
-            found.map_or("–".into(), |found| found.to_string()),
             by_hand.to_string(),
             if line.is_some() { "the line" } else { "glibc's tunable" }.into(),
             if overlap { "agree" } else { "DIFFER" }.into(),
             if unharmed { "the same" } else { "CHANGED" }.into(),
         ]);
-        results
-            .push(json!({"program": program.name, "line": line, "diagnose": told, "found": found,
+        results.push(json!({"program": program.name, "line": line, "diagnose": told,
             "by_hand": by_hand, "agree": overlap, "output_unharmed": unharmed}));
     }
     Ok(Outcome {
-        headings: vec!["program", "diagnose", "as found", "by hand", "what", "", "output"],
+        headings: vec!["program", "diagnose", "by hand", "what", "", "output"],
         rows,
         json: json!(results),
         promise: (
@@ -81,13 +76,6 @@ fn promise(diagnosis: &Diagnosis) -> Result<(Option<String>, Ratio)> {
         format!("no trial `{name}`; set /sys/kernel/mm/transparent_hugepage/enabled to madvise")
     })?;
     Ok((verdict.apply.clone(), speedup))
-}
-
-/// Returns the speed-up on memory as it was found, where `diagnose` measured it: that of the best trial
-/// beside the command as it is. A loss there is a reason not to recommend it.
-fn found(diagnosis: &Diagnosis) -> Option<Ratio> {
-    let found = diagnosis.states.iter().find(|state| state.state == MemoryState::Found)?;
-    found.trials.iter().find(|trial| trial.name != AS_IS)?.speedup
 }
 
 /// Returns the time as is ÷ the time cured, in alternating order, and the program's output. Each run that

@@ -2,7 +2,7 @@
 
 use super::scratch::Scratch;
 use super::steps::Steps;
-use super::{Args, budget_of, trials_of, warnings};
+use super::{Args, budget_of, trials_of};
 use crate::output::{self, progress::Progress};
 use anyhow::Result;
 use pagetax_core::budget::Budget;
@@ -11,23 +11,14 @@ use pagetax_core::diagnosis::{
     AS_IS, Basis, Growth, MemoryState, StateTrials, Trial, undecided_in_state,
 };
 use pagetax_core::sequential::Stopping;
-use pagetax_host::measure::backed_memory::is_taken_back;
-use pagetax_host::measure::trial::rounds::{self, Ended, Rounds, Schedule, Step};
+use pagetax_host::measure::trial::rounds::{self, Ended, Schedule, Step};
 use pagetax_host::measure::trial::{Finished, Prepared, TrialCommand, TrialError};
 use pagetax_host::pages::Recipe;
-use pagetax_host::procfs::Root;
 use std::cell::Cell;
-use std::ops::RangeInclusive;
 use std::time::Duration;
 
 /// A cause that grows by less than this share of the command's CPU time is not listed.
 const GROWTH_MIN: f64 = 0.02;
-/// The time for the pairs of runs on memory as it is found. Each pair has three runs: see
-/// [`AfterFresh::run_step`].
-const FOUND_NS: u64 = 8_000_000_000;
-/// The least and most such pairs. Of fewer, an interval is several times as wide.
-const FOUND_PAIRS: RangeInclusive<u64> = 5..=16;
-
 /// The trials on fresh memory, which those in other states follow.
 pub struct AfterFresh<'a> {
     pub args: &'a Args,
@@ -53,34 +44,6 @@ impl AfterFresh<'_> {
             }
         }
         Ok((all, false))
-    }
-
-    /// Runs a winner on memory as it is found, where the hypervisor takes it back between runs: a start in
-    /// practice has to wait for it. The time before runs alone does not show that: on a busy machine the
-    /// memory that one run leaves is still there for the touch before the next. Returns true beside them if
-    /// they were interrupted.
-    pub fn found(
-        &self,
-        winner: &str,
-        rounds: &Rounds<Finished>,
-        asked: &[MemoryState],
-    ) -> Result<Option<(StateTrials, bool)>> {
-        let runs: Vec<&Finished> = rounds.finished.iter().flatten().collect();
-        let is_asked = asked.contains(&MemoryState::Found) || self.schedule.side_by_side.get();
-        let waits = is_taken_back(&Root::default()) || warnings::backing_ns(&runs).is_some();
-        if is_asked || !waits {
-            return Ok(None);
-        }
-        let pair: Vec<Recipe> = self
-            .recipes
-            .iter()
-            .filter(|recipe| [AS_IS, winner].contains(&recipe.mechanism.name().as_str()))
-            .cloned()
-            .collect();
-        let pair_ns = (self.usual_ns(AS_IS) + self.usual_ns(winner)) * 3 / 2;
-        let pairs = (FOUND_NS / pair_ns.max(1)).clamp(*FOUND_PAIRS.start(), *FOUND_PAIRS.end());
-        let schedule = Schedule { runs: Some(pairs as usize), ..self.schedule.clone() };
-        Ok(Some(self.run(MemoryState::Found, &pair, &schedule)?))
     }
 
     fn run(
@@ -225,12 +188,4 @@ fn growth(before: &Budget, after: &Budget) -> Vec<Growth> {
         .collect();
     all.sort_by_key(|growth| std::cmp::Reverse(growth.after_ns - growth.before_ns));
     all
-}
-
-/// Says how a winner stands on memory as it is found.
-pub fn words(found: &StateTrials, winner: &str) -> String {
-    let speedup = found.trials.iter().find(|t| t.name == winner).and_then(|t| t.speedup);
-    let Some(speedup) = speedup else { return String::new() };
-    let doubt = if speedup.low < 1.0 { ", so not surely faster" } else { "" };
-    format!("; on memory as it is found here, {speedup}{doubt}")
 }

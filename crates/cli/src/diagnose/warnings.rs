@@ -185,7 +185,7 @@ fn of_runs(runs: &[&Finished]) -> Vec<Warning> {
 }
 
 /// Returns the time in which the memory of a run came back from the hypervisor, if that is much.
-pub fn backing_ns(runs: &[&Finished]) -> Option<u64> {
+fn backing_ns(runs: &[&Finished]) -> Option<u64> {
     let column = |of: fn(&Finished) -> u64| runs.iter().map(|run| of(run)).collect::<Vec<_>>();
     let ns = median(&column(|run| run.backing_ns))?;
     let run_ns = median(&column(|run| run.wall_ns))?;
@@ -196,11 +196,11 @@ fn backing(ns: u64) -> Warning {
     warning(
         "memory_taken_back",
         format!(
-            "the memory of a run took {} to come back from the hypervisor, which the times leave out: a start on \
-             large pages can pay it",
+            "the memory of a run took {} to come back from the hypervisor, which the times leave out: a start \
+             after a pause pays it",
             Nanos(ns)
         ),
-        "add --when found; or turn free page reporting off for this machine",
+        "turn free page reporting off for this machine, if its starts have to be fast",
     )
 }
 

@@ -25,22 +25,6 @@ pub fn available_bytes(root: &Root) -> Result<u64, String> {
     Ok(available)
 }
 
-/// The virtio device of a memory balloon, as in its file `device`.
-const BALLOON: &str = "0x0005";
-/// The feature bit of a balloon that reports free pages to the hypervisor, which then takes them back.
-const REPORTING: usize = 5;
-
-/// Returns true if the balloon reports free pages to the hypervisor, which takes them back.
-pub fn is_taken_back(root: &Root) -> bool {
-    let Ok(devices) = std::fs::read_dir(root.path("/sys/bus/virtio/devices")) else { return false };
-    devices.flatten().any(|device| {
-        let read =
-            |file: &str| std::fs::read_to_string(device.path().join(file)).unwrap_or_default();
-        read("device").trim() == BALLOON
-            && read("features").as_bytes().get(REPORTING) == Some(&b'1')
-    })
-}
-
 /// Touches and frees memory, so that the next allocations get backed memory. Takes at most half of the
 /// available memory. Returns the bytes touched; 0 without a hypervisor.
 pub fn bring(bytes: u64) -> u64 {
@@ -72,25 +56,6 @@ mod tests {
     use super::*;
     use crate::alone::ran_alone;
     use crate::sys::process::process_usage;
-
-    #[test]
-    fn a_balloon_that_reports_free_pages_is_known_by_its_feature_bit() {
-        let dir = tempfile::tempdir().unwrap();
-        let root = Root::at(dir.path());
-        assert!(!is_taken_back(&root));
-        for (name, device, features, expected) in [
-            ("virtio0", "0x0001", "1111111", false),
-            ("virtio1", "0x0005", "0110001", false),
-            ("virtio2", "0x0005", "01100", false),
-            ("virtio3", "0x0005", "01100101", true),
-        ] {
-            let folder = dir.path().join("sys/bus/virtio/devices").join(name);
-            std::fs::create_dir_all(&folder).unwrap();
-            std::fs::write(folder.join("device"), format!("{device}\n")).unwrap();
-            std::fs::write(folder.join("features"), format!("{features}\n")).unwrap();
-            assert_eq!(is_taken_back(&root), expected, "{name}");
-        }
-    }
 
     #[test]
     fn no_more_than_half_is_taken_and_all_is_given_back() {
