@@ -437,6 +437,8 @@ mod tests {
                 walk(1 << 20, 4.0, 4.5),
                 walk(256 << 20, 100.0, 50.0),
             ],
+            tlbs: vec![],
+            base_reach: None,
             notes: vec![],
             warnings: vec![],
         }

@@ -325,6 +325,8 @@ mod tests {
                 walk(Independent, 64, 59.7, 53.5),
                 walk(Independent, 256, 73.4, 59.1),
             ],
+            tlbs: vec![],
+            base_reach: None,
             notes: Vec::new(),
             warnings: Vec::new(),
         }

@@ -1,8 +1,8 @@
 //! `cargo xtask cases`: the public questions of docs/cases/, asked again with real programs.
 //!
-//! Each page has a block with the command, its output, the versions of the programs and the machine, and, in a
-//! comment, the intervals of all speed-ups. A run fails where a new interval and that of the page exclude each
-//! other.
+//! Each page has a block with the command, its output, the versions of the programs and the machine, and, in
+//! a comment, the intervals of all speed-ups. A run fails where a new interval and that of the page exclude
+//! each other.
 
 use crate::{book, packages, shell};
 use anyhow::{Context, Result, bail};
@@ -29,13 +29,13 @@ pub struct Args {
 }
 
 #[derive(Deserialize)]
-struct Cases {
-    case: Vec<Case>,
+struct PublicQuestions {
+    case: Vec<Question>,
 }
 
 /// A question, as a command.
 #[derive(Deserialize)]
-struct Case {
+struct Question {
     name: String,
     packages: Vec<String>,
     /// A script that makes the files of the command.
@@ -46,7 +46,7 @@ struct Case {
 /// The interval of each speed-up, by trial and state of memory.
 type Intervals = BTreeMap<String, (f64, f64)>;
 
-/// What a run of a case shows.
+/// The result of a question.
 struct Answer {
     text: String,
     intervals: Intervals,
@@ -58,7 +58,7 @@ struct Answer {
 /// # Errors
 /// Fails if a case cannot be run, or contradicts its page.
 pub fn run(args: &Args) -> Result<()> {
-    let all = toml::from_str::<Cases>(CASES)?.case;
+    let all = toml::from_str::<PublicQuestions>(CASES)?.case;
     let known = || all.iter().map(|case| case.name.as_str()).collect::<Vec<_>>().join(", ");
     if let Some(name) = args.names.iter().find(|name| !all.iter().any(|case| case.name == **name)) {
         bail!("no case is called `{name}`; there are {}", known());
@@ -85,7 +85,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
 }
 
-impl Case {
+impl Question {
     fn ask(&self, root: &Path) -> Result<Answer> {
         packages::install_named(&self.packages)?;
         let folder = tempfile::tempdir()?;
@@ -160,7 +160,7 @@ mod tests {
 
     #[test]
     fn every_case_has_a_page_with_its_block() {
-        for case in toml::from_str::<Cases>(CASES).unwrap().case {
+        for case in toml::from_str::<PublicQuestions>(CASES).unwrap().case {
             let page = fs::read_to_string(format!("../docs/cases/{}.md", case.name)).unwrap();
             let block = format!("<!-- begin: cargo xtask cases {} -->", case.name);
             assert!(page.contains(&block), "{}", case.name);

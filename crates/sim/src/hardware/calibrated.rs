@@ -60,8 +60,8 @@ pub fn apply(model: &mut Model, calibration: &Calibration) -> Result<(), ModelEr
     Ok(())
 }
 
-/// Replaces the sizes of the TLBs by those that the CPU itself describes. Units of one level that hold the same
-/// pages are one larger unit in the model.
+/// Replaces the sizes of the TLBs by those that the CPU itself describes. Units of one level that hold the
+/// same pages are one larger unit in the model.
 fn apply_tlbs(model: &mut Model, calibration: &Calibration) -> Result<(), ModelError> {
     for (table, level, page_bytes) in
         [("dtlb_1a", 1, 4 << 10), ("dtlb_1b", 1, 2 << 20), ("dtlb_2a", 2, 4 << 10)]

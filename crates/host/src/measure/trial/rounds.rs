@@ -103,8 +103,8 @@ fn rounds_for(schedule: &Schedule, round_ns: u64) -> usize {
 
 /// Runs the whole schedule. An interruption keeps the finished runs; any other error ends it. `run_steps`
 /// runs the steps that it gets at a time. `needs_more` returns which trials need more rounds; it is asked
-/// after the first round, which shows the pages of each trial, and after each round that is a look. It returns
-/// an answer for each trial that has runs.
+/// after the first round, which shows the pages of each trial, and after each round that is a look. It
+/// returns an answer for each trial that has runs.
 pub fn run<T: Ran>(
     schedule: &Schedule,
     trials: usize,

@@ -31,7 +31,7 @@ pub struct ProgramSetting {
     name: &'static str,
     /// A program has the setting if this is true.
     has: fn(&NamedProgram) -> bool,
-    change: Change,
+    change: SettingChange,
     /// The large pages that it gives, and the way to them.
     pages: OwnPages,
     cost: &'static str,
@@ -39,7 +39,7 @@ pub struct ProgramSetting {
 
 /// The change of a command that makes a setting.
 #[derive(Debug)]
-enum Change {
+enum SettingChange {
     /// A variable of the environment. A value that is there already stays, before this one and the separator.
     Variable { name: &'static str, separator: Option<char>, value: &'static str },
     /// Tunables of glibc.
@@ -60,8 +60,8 @@ enum OwnPages {
     OfMalloc,
 }
 
-const fn variable(name: &'static str, separator: char, value: &'static str) -> Change {
-    Change::Variable { name, separator: Some(separator), value }
+const fn variable(name: &'static str, separator: char, value: &'static str) -> SettingChange {
+    SettingChange::Variable { name, separator: Some(separator), value }
 }
 
 const SETTINGS: &[ProgramSetting] = &[
@@ -89,14 +89,18 @@ const SETTINGS: &[ProgramSetting] = &[
     ProgramSetting {
         name: "tcmalloc-keep",
         has: |program| program.loads("libtcmalloc"),
-        change: Change::Variable { name: "TCMALLOC_RELEASE_RATE", separator: None, value: "0" },
+        change: SettingChange::Variable {
+            name: "TCMALLOC_RELEASE_RATE",
+            separator: None,
+            value: "0",
+        },
         pages: OwnPages::None,
         cost: "freed memory is never given back to the system",
     },
     ProgramSetting {
         name: "mimalloc-large",
         has: |program| program.loads("libmimalloc") || program.mentions("mimalloc_"),
-        change: Change::Variable {
+        change: SettingChange::Variable {
             name: "MIMALLOC_ALLOW_LARGE_OS_PAGES",
             separator: None,
             value: "1",
@@ -107,14 +111,18 @@ const SETTINGS: &[ProgramSetting] = &[
     ProgramSetting {
         name: "mimalloc-keep",
         has: |program| program.loads("libmimalloc") || program.mentions("mimalloc_"),
-        change: Change::Variable { name: "MIMALLOC_PURGE_DELAY", separator: None, value: "-1" },
+        change: SettingChange::Variable {
+            name: "MIMALLOC_PURGE_DELAY",
+            separator: None,
+            value: "-1",
+        },
         pages: OwnPages::None,
         cost: "freed memory is never given back to the system",
     },
     ProgramSetting {
         name: "python-malloc-2M",
         has: |program| program.is_called("python3") || program.loads("libpython3"),
-        change: Change::Variable { name: "PYTHONMALLOC", separator: None, value: "malloc" },
+        change: SettingChange::Variable { name: "PYTHONMALLOC", separator: None, value: "malloc" },
         pages: OwnPages::OfMalloc,
         cost: "glibc's malloc takes longer for each small object, and more memory",
     },
@@ -135,21 +143,21 @@ const SETTINGS: &[ProgramSetting] = &[
     ProgramSetting {
         name: "redis-thp",
         has: |program| program.is_called("redis-server") || program.is_called("valkey-server"),
-        change: Change::Arguments(&["--disable-thp", "no"]),
+        change: SettingChange::Arguments(&["--disable-thp", "no"]),
         pages: OwnPages::Asked,
         cost: "after a fork (BGSAVE) each first write copies a large page: look at the p99",
     },
     ProgramSetting {
         name: "postgres-pool",
         has: |program| program.is_called("postgres"),
-        change: Change::Pool,
+        change: SettingChange::Pool,
         pages: OwnPages::Asked,
         cost: "the pool's memory is set aside, whether it is used or not",
     },
     ProgramSetting {
         name: "glibc-keep",
         has: NamedProgram::has_glibc_malloc,
-        change: Change::Tunables(&[
+        change: SettingChange::Tunables(&[
             (TRIM_THRESHOLD, KEPT_BYTES),
             (MMAP_THRESHOLD, MAPPED_BYTES),
             (TOP_PAD, GROWTH_BYTES),
@@ -159,19 +167,19 @@ const SETTINGS: &[ProgramSetting] = &[
     },
 ];
 
-/// Returns the settings of the programs that a command names. If they are to be tried, PostgreSQL is asked for
-/// the pages that it needs.
+/// Returns the settings of the programs that a command names. If they are to be tried, PostgreSQL is asked
+/// for the pages that it needs.
 pub fn settings_of(command: &[OsString], are_tried: bool) -> Vec<Arc<dyn Mechanism>> {
     let programs = NamedProgram::all(command);
     // A script may name small programs too, such as rm; the one with an allocator of its own counts.
     let has_other = programs.iter().any(NamedProgram::has_other_allocator);
     let has = |setting: &&ProgramSetting| {
-        let is_reached = !has_other || !matches!(setting.change, Change::Tunables(_));
+        let is_reached = !has_other || !matches!(setting.change, SettingChange::Tunables(_));
         is_reached && programs.iter().any(|program| (setting.has)(program))
     };
     let of = |setting: &'static ProgramSetting| -> Arc<dyn Mechanism> {
         let is_first = programs.first().is_some_and(|first| (setting.has)(first));
-        let needs_pool = are_tried && matches!(setting.change, Change::Pool);
+        let needs_pool = are_tried && matches!(setting.change, SettingChange::Pool);
         let pool_pages = needs_pool.then(|| pool_pages(command)).flatten();
         Arc::new(OfCommand { setting, is_first, pool_pages })
     };
@@ -194,7 +202,8 @@ fn pool_pages(command: &[OsString]) -> Option<u64> {
     let is_server = |word: &OsString| Path::new(word).file_name() == Some(OsStr::new("postgres"));
     let is_starter = |word: &OsString| HANDING_ON.iter().any(|name| word == name);
     let first = command.first()?;
-    if !is_server(first) && !(is_starter(first) && command.iter().any(is_server)) {
+    let hands_on = is_starter(first) && command.iter().any(is_server);
+    if !is_server(first) && !hands_on {
         return None;
     }
     let mut asking = Command::new(first);
@@ -217,20 +226,20 @@ impl Mechanism for OfCommand {
             |why: &str, remedy: &str| Err(Unavailable { why: why.into(), remedy: remedy.into() });
         let mode = conditions.system.thp();
         match self.setting.change {
-            Change::Pool if self.pool_pages.is_none() => refused(
+            SettingChange::Pool if self.pool_pages.is_none() => refused(
                 "it does not say how many pages of a pool its shared memory takes",
                 "start `postgres` 15 or later directly, with huge_pages=try",
             ),
-            Change::Pool => Ok(()),
-            Change::Arguments(_) if mode != Some(Mode::Always) => refused(
+            SettingChange::Pool => Ok(()),
+            SettingChange::Arguments(_) if mode != Some(Mode::Always) => refused(
                 "the program turns large pages off only where the system's setting is `always`",
                 "none needed",
             ),
-            Change::Arguments(_) if !self.is_first => refused(
+            SettingChange::Arguments(_) if !self.is_first => refused(
                 "another program starts it, so its arguments cannot be added here",
                 "start it directly",
             ),
-            Change::Arguments(_) => Ok(()),
+            SettingChange::Arguments(_) => Ok(()),
             _ if self.setting.pages == OwnPages::Asked && mode == Some(Mode::Never) => refused(
                 "THP is `never`, so a program that asks for large pages gets none",
                 "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled, as root",
@@ -242,7 +251,7 @@ impl Mechanism for OfCommand {
 
     fn apply(&self, conditions: &Conditions, recipe: &mut Recipe) {
         match self.setting.change {
-            Change::Variable { name, separator, value } => {
+            SettingChange::Variable { name, separator, value } => {
                 let before = env::var(name).ok().filter(|before| !before.is_empty());
                 let value = match before.zip(separator) {
                     Some((before, separator)) => format!("{before}{separator}{value}"),
@@ -250,7 +259,7 @@ impl Mechanism for OfCommand {
                 };
                 recipe.environment.push((name, value));
             }
-            Change::Tunables(tunables) => recipe.tunables.extend(
+            SettingChange::Tunables(tunables) => recipe.tunables.extend(
                 tunables
                     .iter()
                     // A value of the user's own is not ours to change.
@@ -259,10 +268,10 @@ impl Mechanism for OfCommand {
                     })
                     .map(|(name, value)| (*name, value.to_string())),
             ),
-            Change::Arguments(arguments) => {
+            SettingChange::Arguments(arguments) => {
                 recipe.arguments.extend(arguments.iter().map(ToString::to_string));
             }
-            Change::Pool => {
+            SettingChange::Pool => {
                 let path = conditions.system.pool_path(PageSize::M2).join("nr_hugepages");
                 let has = fs::read_to_string(&path).ok().and_then(|text| text.trim().parse().ok());
                 let pages = has.unwrap_or(0) + self.pool_pages.unwrap_or(0) + SPARE_PAGES;

@@ -137,7 +137,7 @@ impl Recipe {
         self.mechanism.cost().map_or(words.clone(), |cost| format!("{words} ({cost})"))
     }
 
-    /// Returns the variables of the environment that it sets. `existing` is the value of GLIBC_TUNABLES there.
+    /// Returns the variables of the environment that it sets. `existing` is the value of GLIBC_TUNABLES.
     pub fn variables(&self, existing: Option<&str>) -> Vec<(&'static str, String)> {
         let tunables = self.tunables.iter().fold(None::<String>, |set, (name, value)| {
             Some(with_tunable(set.as_deref().or(existing), name, value))
