@@ -97,14 +97,16 @@ impl Question {
         let setup = self.setup.replace("ROOT", &root.display().to_string());
         shell::succeed(&mut sh(&setup)).context("its files cannot be made")?;
         let json = folder.path().join("diagnosis.json");
-        let pagetax = format!("'{}' diagnose --json='{}'", shell::pagetax()?, json.display());
-        let command = self.command.trim().replacen("pagetax diagnose", &pagetax, 1);
+        // It runs in another folder.
+        let pagetax = root.join(shell::pagetax()?).display().to_string();
+        let called = format!("'{pagetax}' diagnose --json='{}'", json.display());
+        let command = self.command.trim().replacen("pagetax diagnose", &called, 1);
         let said = sh(&command).env("NO_COLOR", "1").output()?;
         let error = || String::from_utf8_lossy(&said.stderr).into_owned();
         let diagnosis: Diagnosis =
             document::from_json(&fs::read_to_string(&json).with_context(error)?)?;
         let intervals = intervals_of(&diagnosis);
-        let output = String::from_utf8_lossy(&said.stdout).replace(&shell::pagetax()?, "pagetax");
+        let output = String::from_utf8_lossy(&said.stdout).replace(&pagetax, "pagetax");
         let output = output.replace(&folder.path().display().to_string(), "/srv");
         let text = format!(
             "```console\n$ {}\n{}\n```\n\n{}, {}.\n\n{INTERVALS}{} -->",
