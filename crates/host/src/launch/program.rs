@@ -1,6 +1,7 @@
 //! Programs as exec finds them: their path, interpreter, kind and architecture, and if they obey our
 //! environment.
 
+use memchr::memmem;
 use object::elf::{FileHeader64, PF_X, PT_LOAD};
 use object::read::elf::{FileHeader, ProgramHeader};
 use object::{Architecture, Endianness, Object, ReadCache};
@@ -340,8 +341,7 @@ pub fn native() -> Architecture {
 }
 
 fn mentions(path: &Path, text: &[u8]) -> io::Result<bool> {
-    let bytes = std::fs::read(path)?;
-    Ok(bytes.windows(text.len()).any(|window| window == text))
+    Ok(memmem::find(&std::fs::read(path)?, text).is_some())
 }
 
 /// The part of an ELF file that decides about its pages.

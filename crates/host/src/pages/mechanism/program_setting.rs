@@ -10,7 +10,7 @@ use super::{Conditions, LargePages, Mechanism, Proof, Recipe, Rest, Unavailable}
 use crate::launch::program::Program;
 use crate::pages::settings::{Mode, Setting};
 use memchr::memmem;
-use pagetax_core::page_size::{MemoryPart, PageSizeRequest, PartSizes};
+use pagetax_core::page_size::PartSizes;
 use pagetax_core::units::PageSize;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -285,8 +285,7 @@ impl Mechanism for OfCommand {
     }
 
     fn by_ppgsz(&self) -> Option<PartSizes> {
-        let heap = || PartSizes::of(&[MemoryPart::Heap], PageSizeRequest::preferred(PageSize::M2));
-        (self.setting.pages == OwnPages::OfMalloc).then(heap)
+        Thp(PageSize::M2).by_ppgsz().filter(|_| self.setting.pages == OwnPages::OfMalloc)
     }
 
     fn cost(&self) -> Option<&'static str> {

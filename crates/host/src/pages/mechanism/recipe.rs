@@ -199,9 +199,10 @@ impl Recipe {
         if !self.settings.is_empty() {
             return None;
         }
-        let quoted = |value: String| match value.contains(' ') {
-            true => format!("\"{value}\""),
-            false => value,
+        let quoted = |value: String| {
+            let escapes = [("\\", "\\\\"), ("\"", "\\\""), ("$", "\\$")];
+            let value = escapes.iter().fold(value, |text, (raw, escape)| text.replace(raw, escape));
+            if value.contains(' ') { format!("\"{value}\"") } else { value }
         };
         let variables = self.variables(None).into_iter();
         let environment = variables.map(|(name, value)| format!("ENV {name}={}", quoted(value)));
