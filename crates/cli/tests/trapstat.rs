@@ -361,9 +361,10 @@ fn sampled_recordings_state_an_error_that_holds() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let source = "static char m[3000][4096]; int main(void) { unsigned long s = 88172645463325252ul; \
+    // Far more pages than the TLB of any CPU has, whose size the simulated machine takes.
+    let source = "static char m[16384][4096]; int main(void) { unsigned long s = 88172645463325252ul; \
                   for (long i = 0; i < 100000000; i++) { s ^= s << 13; s ^= s >> 7; s ^= s << 17; \
-                  if (s % 64 == 0) m[(s >> 8) % 3000][s >> 52]++; } return 0; }";
+                  if (s % 64 == 0) m[(s >> 8) % 16384][s >> 52]++; } return 0; }";
     let program = compiled("draws", source, &["-O1"], folder.path());
     let options = ["--backend", "record", "--json=json", "-o", "tables"];
     let run = |more: &[&str]| {
@@ -397,10 +398,10 @@ fn native_bursts_find_what_a_full_recording_does() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    // The same all the time, so that a shorter run tells the rate.
-    let source = "#include <stdlib.h>\nstatic char m[6000][4096]; int main(int c, char **v) { unsigned long s = \
+    // The same all the time, so that a shorter run tells the rate; of more pages than any TLB has.
+    let source = "#include <stdlib.h>\nstatic char m[16384][4096]; int main(int c, char **v) { unsigned long s = \
                   88172645463325252ul; for (long i = 0, n = atol(v[1]); i < n; i++) { s ^= s << 13; s ^= s >> 7; s ^= s \
-                  << 17; if (s % 64 == 0) m[(s >> 8) % 6000][s >> 52]++; } return 0; }";
+                  << 17; if (s % 64 == 0) m[(s >> 8) % 16384][s >> 52]++; } return 0; }";
     let program = compiled("draws", source, &["-O1"], folder.path());
     let run = |options: &[&str], count: &str| {
         let command = ["-o", "tables", "--", &program, count];
