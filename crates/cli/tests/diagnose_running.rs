@@ -68,6 +68,8 @@ fn a_running_process_is_diagnosed_and_is_as_before() {
     assert!(live.growth_bytes == 0 && live.before.unit_count > 0, "{live:?}");
     assert!(live.cycles.len() >= 3 && live.speedup.is_some(), "{live:?}");
     assert!(live.cycles.iter().all(|cycle| cycle.huge.unit_count > 0 && cycle.huge.cpu_ns > 0));
+    let (found, in_order) = (live.as_found.len(), live.in_order.len());
+    assert!(found >= 4 && in_order == found && live.order.is_some(), "{live:?}");
     assert!(live.budget.is_some() && live.changes.is_empty(), "{:?}", live.changes);
     assert_eq!(gather.huge_kib(), 0);
     gather.end();

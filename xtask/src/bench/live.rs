@@ -1,9 +1,10 @@
-//! `pagetax diagnose -p` beside a restart: two fresh processes share a CPU, one on base pages and one on huge
-//! ones, and their CPU time for each unit of progress is compared.
+//! `pagetax diagnose -p` beside a restart: two fresh processes take turns on a CPU, one on base pages and
+//! one on huge ones, and their CPU time for each unit of progress is compared.
 
 use super::Outcome;
 use crate::shell::{self, pagetax};
 use anyhow::{Context, Result, ensure};
+use pagetax_host::sys::process::cpu_clock_ns;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,8 +12,12 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 const C_SOURCE: &str = "crates/cli/tests/live/gather.c";
-/// The time that two processes run beside each other.
-const PAIR: Duration = Duration::from_secs(20);
+/// The pairs of fresh processes; the median counts.
+const PAIRS: usize = 3;
+/// The turns of each process, their length, and the time before each in which caches fill.
+const TURNS: usize = 10;
+const TURN: Duration = Duration::from_millis(900);
+const SETTLE: Duration = Duration::from_millis(100);
 /// The time in which a program fills its memory.
 const WARM_UP: Duration = Duration::from_secs(12);
 /// The experiments on each program.
@@ -46,6 +51,11 @@ const SERVERS: &[LiveServer] = &[
              $PORT -q -l -t get -r 1000000 -n 1000000 -P 16",
         ),
     },
+    LiveServer {
+        name: "java",
+        line: "exec java -XX:+UseSerialGC -Xms400m -Xmx400m ${LARGE:+-XX:+UseTransparentHugePages} -cp $FOLDER Lookups",
+        client: None,
+    },
 ];
 
 const PYTHON: &str = "\
@@ -57,6 +67,20 @@ while True:
     for i in range(0, 1 << 20, 256):
         sum(len(names[k]) for k in keys[i:i + 256])
         out.write(b'x')
+";
+const JAVA: &str = "\
+import java.util.HashMap;
+
+public class Lookups {
+    public static void main(String[] arguments) throws java.io.IOException {
+        HashMap<Integer, Integer> map = new HashMap<>();
+        for (int i = 0; i < 2_000_000; i++) map.put(i * 7919, i);
+        java.io.FileOutputStream out = new java.io.FileOutputStream(\"/dev/null\");
+        java.util.Random random = new java.util.Random(1);
+        for (long sum = 0; ; out.write((int) sum))
+            for (int i = 0; i < 2_000; i++) sum += map.get(random.nextInt(2_000_000) * 7919);
+    }
+}
 ";
 const TABLE: &str = "\
 CREATE TABLE t(k INTEGER PRIMARY KEY, v TEXT);
@@ -73,14 +97,23 @@ pub fn run(parts: &[String]) -> Result<Outcome> {
     )
     .context("install gcc")?;
     fs::write(folder.path().join("table.sql"), TABLE)?;
+    let is_chosen = |name: &str| parts.is_empty() || parts.iter().any(|part| part == name);
+    if is_chosen("java") {
+        let source = folder.path().join("Lookups.java");
+        fs::write(&source, JAVA)?;
+        let mut javac = Command::new("javac");
+        shell::succeed(javac.arg(&source)).context("install openjdk-17-jdk-headless")?;
+    }
     let (mut rows, mut results) = (Vec::new(), Vec::new());
-    let chosen = |one: &&LiveServer| parts.is_empty() || parts.iter().any(|part| part == one.name);
-    for server in SERVERS.iter().filter(chosen) {
-        let restart = restart(server, folder.path())?;
+    for server in SERVERS.iter().filter(|server| is_chosen(server.name)) {
+        let mut restarts: Vec<f64> =
+            (0..PAIRS).map(|_| restart(server, folder.path())).collect::<Result<_>>()?;
+        restarts.sort_by(f64::total_cmp);
+        let restart = restarts[PAIRS / 2];
         for _ in 0..EXPERIMENTS {
             let live = experiment(server, folder.path())?;
-            rows.push(row(server.name, restart, &live));
-            results.push(json!({ "program": server.name, "restart": restart, "live": live }));
+            rows.push(row(server.name, &restarts, &live));
+            results.push(json!({ "program": server.name, "restart": restart, "restarts": restarts, "live": live }));
         }
     }
     let held = results.iter().filter(|result| holds(result)).count();
@@ -90,6 +123,7 @@ pub fn run(parts: &[String]) -> Result<Outcome> {
             "program",
             "restart",
             "live",
+            "by the order of base pages",
             "nothing changed",
             "time",
             "tried",
@@ -126,7 +160,7 @@ fn is_gentle(live: &Value) -> bool {
         && live["throughput"].as_f64().is_some_and(|rate| rate >= THROUGHPUT_MIN)
 }
 
-fn row(name: &str, restart: f64, live: &Value) -> Vec<String> {
+fn row(name: &str, restarts: &[f64], live: &Value) -> Vec<String> {
     let ratio = |key: &str| match &live[key] {
         Value::Null => "no verdict".to_string(),
         ratio => {
@@ -138,8 +172,9 @@ fn row(name: &str, restart: f64, live: &Value) -> Vec<String> {
     let stop_ns = number("stop_ns_max").max(number("block_ns_max"));
     vec![
         name.into(),
-        format!("{restart:.2}"),
+        format!("{:.2} ({:.2}–{:.2})", restarts[PAIRS / 2], restarts[0], restarts[PAIRS - 1]),
         ratio("speedup"),
+        ratio("order"),
         ratio("check"),
         format!("{:.0} s", number("elapsed_ns") / 1e9),
         format!(
@@ -189,14 +224,29 @@ impl RunningServer {
     }
 
     /// Returns the CPU time and the calls that read or wrote.
-    fn seen(&self) -> Result<(f64, f64)> {
-        let schedstat = fs::read_to_string(format!("/proc/{}/schedstat", self.pid))?;
-        let cpu_ns: f64 = schedstat.split(' ').next().context("no time")?.parse()?;
+    fn seen(&self) -> Result<(u64, u64)> {
         let io = fs::read_to_string(format!("/proc/{}/io", self.pid))?;
         let of = |name: &str| {
-            io.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<f64>().ok())
+            io.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok())
         };
-        Ok((cpu_ns, of("syscr:").context("no calls")? + of("syscw:").context("no calls")?))
+        let calls = of("syscr:").context("no calls")? + of("syscw:").context("no calls")?;
+        Ok((cpu_clock_ns(self.pid)?, calls))
+    }
+
+    fn send(&self, signal: &str) -> Result<()> {
+        shell::succeed(Command::new("kill").args([signal, &self.pid.to_string()]))
+    }
+
+    /// Lets it run for a turn, and returns the CPU time for each call.
+    fn turn(&self) -> Result<f64> {
+        self.send("-CONT")?;
+        std::thread::sleep(SETTLE);
+        let before = self.seen()?;
+        std::thread::sleep(TURN);
+        let after = self.seen()?;
+        self.send("-STOP")?;
+        ensure!(after.1 > before.1, "process {} makes no progress", self.pid);
+        Ok((after.0 - before.0) as f64 / (after.1 - before.1) as f64)
     }
 }
 
@@ -204,6 +254,7 @@ impl Drop for RunningServer {
     fn drop(&mut self) {
         // A pipe's other end stops with the program that reads it.
         let _ = Command::new("kill").arg(self.pid.to_string()).status();
+        let _ = self.send("-CONT");
         for child in &mut self.children {
             let _ = child.kill();
             let _ = child.wait();
@@ -233,12 +284,13 @@ fn restart(server: &LiveServer, folder: &Path) -> Result<f64> {
     let wrapper = format!("{} ppgsz -o heap=2M", pagetax()?);
     let base = RunningServer::start(server, folder, "", "0")?;
     let huge = RunningServer::start(server, folder, &wrapper, "0")?;
-    let before = [base.seen()?, huge.seen()?];
-    std::thread::sleep(PAIR);
-    let after = [base.seen()?, huge.seen()?];
-    let cost = |at: usize| (after[at].0 - before[at].0) / (after[at].1 - before[at].1);
-    ensure!(cost(0).is_finite() && cost(1).is_finite(), "{} makes no progress", server.name);
-    Ok(cost(0) / cost(1))
+    base.send("-STOP")?;
+    huge.send("-STOP")?;
+    let turns: Result<Vec<(f64, f64)>> =
+        (0..TURNS).map(|_| Ok((base.turn()?, huge.turn()?))).collect();
+    let mut ratios: Vec<f64> = turns?.into_iter().map(|(base, huge)| base / huge).collect();
+    ratios.sort_by(f64::total_cmp);
+    Ok(f64::midpoint(ratios[(TURNS - 1) / 2], ratios[TURNS / 2]))
 }
 
 fn experiment(server: &LiveServer, folder: &Path) -> Result<Value> {

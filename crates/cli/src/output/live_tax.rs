@@ -50,13 +50,8 @@ fn windows(live: &LiveTax) -> String {
     if live.cycles.is_empty() {
         return String::new();
     }
-    let sum = |windows: &mut dyn Iterator<Item = &Window>| {
-        windows.fold(Window::default(), |sum, one| Window {
-            unit_count: sum.unit_count + one.unit_count,
-            cpu_ns: sum.cpu_ns + one.cpu_ns,
-            wall_ns: sum.wall_ns + one.wall_ns,
-        })
-    };
+    let sum =
+        |windows: &mut dyn Iterator<Item = &Window>| windows.fold(Window::default(), Window::with);
     let base = sum(&mut live.cycles.iter().flat_map(|cycle| [&cycle.unchanged, &cycle.split]));
     let huge = sum(&mut live.cycles.iter().map(|cycle| &cycle.huge));
     let ratio = |ratio: Option<Ratio>| ratio.map_or(MISSING.into(), |ratio| ratio.to_string());
@@ -71,7 +66,8 @@ fn windows(live: &LiveTax) -> String {
         ]
     };
     let rows = vec![
-        row("base pages", &base, "1".into()),
+        row("base pages as found", &live.before, "1".into()),
+        row("base pages in order", &base, ratio(live.order)),
         row("huge pages", &huge, ratio(live.speedup)),
         vec![
             "nothing changed".into(),

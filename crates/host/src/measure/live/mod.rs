@@ -1,4 +1,5 @@
-//! The experiment on processes that already run: collapse, measure, split, measure, in turn.
+//! The experiment on processes that already run: collapse, measure, split, measure, in turn. Before that,
+//! all is collapsed and split once, since base pages after a split are not as they were found.
 //!
 //! Invariants: only blocks that are nearly full of base pages are touched, so a process grows by a stated
 //! amount at most. Each block that was collapsed is split again ([`Drop`]), also after an error. Calls cost
@@ -41,8 +42,14 @@ const ADDED_MIN: f64 = 1.25;
 const SETTLE_SHARE: u32 = 10;
 /// The blocks of the rehearsal, which shows how long calls take.
 const REHEARSED_BYTES: u64 = 64 << 20;
-/// The longest look before any change.
-const BEFORE_MAX: Duration = Duration::from_secs(5);
+/// The part of the time before any change, and as much on base pages after the first split.
+const BEFORE_SHARE: u32 = 5;
+/// The windows of each of these parts.
+const BEFORE_WINDOWS: u32 = 24;
+/// The rate that the processes keep while they are watched, relative to that before. Below it windows grow.
+const RATE_MIN: f64 = 0.98;
+/// The factor by which they grow.
+const WINDOW_GROWTH: f64 = 1.5;
 /// How often blocks are split that a first call left alone, for instance because they were busy.
 const SPLITS_MAX: usize = 5;
 
@@ -77,6 +84,8 @@ pub struct Experiment {
     is_changed: bool,
     /// The median time of the calls about a block, in nanoseconds.
     block_ns: u64,
+    /// The length of windows relative to the shortest that makes up for stalls by that time.
+    window_factor: f64,
     live: LiveTax,
 }
 
@@ -109,8 +118,15 @@ impl Experiment {
             subjects.push(Subject { target, before, blocks: all.clone(), all });
         }
         live.progress = progress.source.to_string();
-        let mut planned =
-            Experiment { subjects, huge, progress, is_changed: false, block_ns: 0, live };
+        let mut planned = Experiment {
+            subjects,
+            huge,
+            progress,
+            is_changed: false,
+            block_ns: 0,
+            window_factor: 1.0,
+            live,
+        };
         planned.choose(1.0);
         Ok(planned)
     }
@@ -133,12 +149,11 @@ impl Experiment {
         mut progress: impl FnMut(f64),
     ) -> LiveTax {
         let begun = Instant::now();
-        let done = self.observe(limits.time / 6, calibration).and_then(|()| {
+        let done = self.observe(limits.time / BEFORE_SHARE, calibration).and_then(|()| {
             let is_idle = self.live.before.unit_count == 0 || self.live.before.cpu_ns == 0;
             if is_idle || self.live.tried_bytes == 0 {
                 return Ok(());
             }
-            self.rehearse()?;
             self.cycles(begun, limits.time, &mut progress)
         });
         if let Err(why) = done {
@@ -162,26 +177,53 @@ impl Experiment {
     ) -> Result<(), String> {
         let pids = self.live.processes.iter().map(|process| process.pid).collect();
         let mut watch = SystemWatch::start(Scope::Processes(pids))?;
-        self.live.before = self.window(length.min(BEFORE_MAX), || watch.look())?;
+        let short = WINDOW_MIN.max(length / BEFORE_WINDOWS);
+        let count = (length.as_nanos() / short.as_nanos()).max(1);
+        let windows: Result<Vec<Window>, String> =
+            (0..count).map(|_| self.window(short, || watch.look())).collect();
+        let windows = windows?;
+        self.live.before = windows.iter().fold(Window::default(), Window::with);
+        let of_each = (self.live.before.unit_count / windows.len() as u64).max(1);
+        let together = windows.chunks(UNITS_MIN.div_ceil(of_each) as usize);
+        let together = together.map(|few| few.iter().fold(Window::default(), Window::with));
+        self.live.as_found = together.collect();
         self.live.budget = Some(cost(&watch.interval(), calibration));
         Ok(())
     }
 
-    /// Collapses and splits some blocks, and notes the time of the calls.
-    fn rehearse(&mut self) -> Result<(), String> {
+    /// Collapses and splits some blocks, and notes the time of the calls. Then does so with all for which
+    /// it may stall the processes so long, and looks at their progress.
+    fn put_in_order(&mut self, time: Duration) -> Result<(), String> {
         let share = (REHEARSED_BYTES as f64 / self.live.tried_bytes as f64).min(1.0);
-        let few: Vec<FullBlocks> = self.subjects.iter().map(|s| s.all.share(share)).collect();
-        self.is_changed = true;
-        backed_memory::bring(few.iter().map(FullBlocks::bytes).sum());
-        let collapsed = self.each(&few, FullBlocks::collapse)?;
-        let split = self.each(&few, FullBlocks::split)?;
+        self.choose(share);
+        let (collapsed, split) = self.collapse_and_split()?;
         // The median: a few blocks are slow.
         let ns = |outcome: &Outcome| median(&outcome.blocks_ns).unwrap_or(0);
         self.block_ns = (ns(&collapsed) + ns(&split)).max(1);
-        self.note(&collapsed);
-        self.note(&split);
-        self.split(&few);
+        let affordable = time.as_nanos() as f64 * STALL_SHARE / self.block_ns as f64;
+        let all_bytes: u64 = self.subjects.iter().map(|s| s.all.bytes()).sum();
+        let share = affordable * self.huge.bytes() as f64 / all_bytes as f64;
+        for subject in &mut self.subjects {
+            subject.all = subject.all.share(share.min(1.0));
+        }
+        self.choose(1.0);
+        self.collapse_and_split()?;
+        for window in self.live.as_found.clone() {
+            let length = Duration::from_nanos(window.wall_ns);
+            let window = self.window(length, || {})?;
+            self.live.in_order.push(window);
+        }
         Ok(())
+    }
+
+    /// Collapses and splits the chosen blocks.
+    fn collapse_and_split(&mut self) -> Result<(Outcome, Outcome), String> {
+        self.is_changed = true;
+        backed_memory::bring(self.chosen_bytes());
+        let outcomes = (self.call(FullBlocks::collapse)?, self.call(FullBlocks::split)?);
+        let blocks = self.subjects.iter().map(|subject| &subject.blocks);
+        self.split(&blocks.collect::<Vec<_>>());
+        Ok(outcomes)
     }
 
     /// Chooses this share of all blocks.
@@ -217,7 +259,7 @@ impl Experiment {
         let stall_ns = self.block_ns as f64 * blocks(self.chosen_bytes());
         let for_stalls = Duration::from_nanos((stall_ns / made_up) as u64);
         let for_units = Duration::from_secs_f64(UNITS_MIN as f64 / self.live.before.rate());
-        WINDOW_MIN.max(for_stalls).max(for_units).min(longest)
+        WINDOW_MIN.max(for_stalls.mul_f64(self.window_factor)).max(for_units).min(longest)
     }
 
     fn cycles(
@@ -227,16 +269,22 @@ impl Experiment {
         progress: &mut impl FnMut(f64),
     ) -> Result<(), String> {
         let (from, units) = (Instant::now(), self.progress.units()?);
+        self.put_in_order(time)?;
+        let of_cycles = time.saturating_sub(begun.elapsed());
         let mut longest = Duration::ZERO;
         while !asked_to_stop() && begun.elapsed() + longest < time {
             let cycle_begun = Instant::now();
-            let window = self.plan_cycle(time);
+            let window = self.plan_cycle(of_cycles);
             let cycle = self.cycle(window)?;
             self.live.cycles.push(cycle);
             let seen = self.progress.units()?.saturating_sub(units);
             let now =
                 Window { unit_count: seen, cpu_ns: 0, wall_ns: from.elapsed().as_nanos() as u64 };
-            self.live.throughput = Some(now.rate() / self.live.before.rate());
+            let rate = now.rate() / self.live.before.rate();
+            self.live.throughput = Some(rate);
+            if rate < RATE_MIN {
+                self.window_factor *= WINDOW_GROWTH;
+            }
             self.live.compare(Stopping::Sequential);
             longest = longest.max(cycle_begun.elapsed());
             progress((begun.elapsed().as_secs_f64() / time.as_secs_f64()).min(1.0));
