@@ -13,6 +13,7 @@ use basis::losses;
 pub use basis::{BUSY_SHARE, Basis, Occupation, queued};
 pub use comparison::{compare_trials, on_same_pages, undecided};
 pub use states::{Growth, MemoryState, StateTrials, judge_states, undecided_in_state};
+pub(crate) use steady::power_within;
 pub use tax::{TAX_DISAGREES, tax_disagreement};
 
 use crate::budget::Budget;

@@ -14,7 +14,7 @@
 //! cancel in it. Its error is what the same comparison shows at times when nothing was changed. The speed-
 //! up is the product of both.
 
-use crate::diagnosis::{GAIN_MIN, Verdict};
+use crate::diagnosis::{GAIN_MIN, Verdict, power_within};
 use crate::document::Document;
 use crate::report::Warning;
 use crate::sequential::Stopping;
@@ -116,21 +116,38 @@ pub struct Window {
     pub cpu_ns: u64,
     /// The length in nanoseconds.
     pub wall_ns: u64,
+    /// The time of the speed probe's piece of work in the median of its bursts, in nanoseconds. None without a
+    /// probe.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub probe_ns: Option<u64>,
 }
 
 impl Window {
-    /// Returns the CPU time of a unit, in millionths of a nanosecond; none without progress.
-    fn cost(&self) -> Option<u64> {
-        let cost = u128::from(self.cpu_ns) * 1_000_000 / u128::from(self.unit_count.max(1));
-        (self.unit_count > 0 && cost > 0).then(|| u64::try_from(cost).unwrap_or(u64::MAX))
+    /// Returns the logarithm of the CPU time of a unit; none without progress.
+    fn cost_log(&self) -> Option<f64> {
+        let has_cost = self.unit_count > 0 && self.cpu_ns > 0;
+        has_cost.then(|| (self.cpu_ns as f64 / self.unit_count as f64).ln())
     }
 
-    /// Returns this window and the next as one.
+    /// Returns the logarithm of the probe's time.
+    fn probe_log(&self) -> Option<f64> {
+        self.probe_ns.filter(|ns| *ns > 0).map(|ns| (ns as f64).ln())
+    }
+
+    /// Returns this window and the next as one, with the mean of the probe's times.
     pub fn with(self, next: &Window) -> Window {
+        let probe_ns = match (self.probe_ns, next.probe_ns) {
+            (Some(own), Some(other)) => {
+                let sum = own as f64 * self.wall_ns as f64 + other as f64 * next.wall_ns as f64;
+                Some((sum / (self.wall_ns + next.wall_ns).max(1) as f64) as u64)
+            }
+            (own, other) => own.or(other),
+        };
         Window {
             unit_count: self.unit_count + next.unit_count,
             cpu_ns: self.cpu_ns + next.cpu_ns,
             wall_ns: self.wall_ns + next.wall_ns,
+            probe_ns,
         }
     }
 
@@ -154,13 +171,93 @@ pub struct Cycle {
     pub split: Window,
 }
 
-impl Cycle {
-    /// Returns the cost of a unit on base pages and on huge ones; none if a window had no progress.
-    fn costs(&self) -> Option<(u64, u64)> {
-        let base = self.unchanged.cost()? as f64 * self.split.cost()? as f64;
-        Some((base.sqrt() as u64, self.huge.cost()?))
+/// The speed of the machine, by a probe: costs go with a power of the probe's time.
+#[derive(Debug, Clone, Copy, Default)]
+struct Speed {
+    power: f64,
+    /// The mean of the logarithms of the probe's times.
+    mean_log: f64,
+}
+
+impl Speed {
+    /// Estimates the power from the windows of each kind by itself, so that no effect of pages enters it.
+    fn of(live: &LiveTax) -> Speed {
+        let kinds: [Vec<Window>; 3] = [
+            live.as_found.clone(),
+            live.base_windows(),
+            live.cycles_with(live.tried_bytes).map(|cycle| cycle.huge).collect(),
+        ];
+        let groups = kinds.map(|windows| -> Vec<(f64, f64)> {
+            windows.iter().filter_map(|one| Some((one.probe_log()?, one.cost_log()?))).collect()
+        });
+        let logs: Vec<f64> = groups.iter().flatten().map(|(probe, _)| *probe).collect();
+        match logs.len() {
+            0 => Speed::default(),
+            count => Speed {
+                power: power_within(&groups),
+                mean_log: logs.iter().sum::<f64>() / count as f64,
+            },
+        }
     }
 
+    /// Returns the logarithm of the cost of a window at the mean speed. A window without a probe keeps its cost.
+    fn cost_log(&self, window: &Window) -> Option<f64> {
+        let slower = window.probe_log().map_or(0.0, |log| log - self.mean_log);
+        Some(window.cost_log()? - self.power * slower)
+    }
+
+    /// Returns that cost in millionths of a nanosecond.
+    fn cost(&self, window: &Window) -> Option<u64> {
+        let cost = (self.cost_log(window)?.exp() * 1e6) as u64;
+        Some(cost).filter(|cost| *cost > 0)
+    }
+
+    /// Returns the cost of a unit on base pages and on huge ones; none if a window had no progress.
+    fn costs(&self, cycle: &Cycle) -> Option<(u64, u64)> {
+        let base = self.cost(&cycle.unchanged)? as f64 * self.cost(&cycle.split)? as f64;
+        Some((base.sqrt() as u64, self.cost(&cycle.huge)?))
+    }
+
+    /// Returns the lower quartile of the logarithms of costs in each stretch of so much time, but for a rest.
+    fn levels(&self, windows: &[Window], stretch_ns: u64) -> Vec<f64> {
+        let (mut levels, mut logs, mut wall_ns) = (Vec::new(), Vec::new(), 0);
+        for window in windows {
+            wall_ns += window.wall_ns;
+            logs.extend(self.cost_log(window));
+            // A window is a little longer or shorter than was asked for.
+            if wall_ns as f64 >= 0.95 * stretch_ns as f64 && !logs.is_empty() {
+                levels.push(quantiles(&logs, [CHEAP_SHARE])[0]);
+                (logs, wall_ns) = (Vec::new(), 0);
+            }
+        }
+        levels
+    }
+
+    /// Compares the end of the windows before a change with the begin of those after it. The error is that of the
+    /// same comparison at each other time. None with fewer than two of these.
+    fn order(&self, before: &[Window], after: &[Window]) -> Option<Ratio> {
+        // Two stretches of each: one beside the change, one to compare that with.
+        let stretch_ns = before.iter().map(|window| window.wall_ns).sum::<u64>() / 2;
+        let mut earlier: Vec<Window> = before.to_vec();
+        earlier.reverse();
+        let (mut before, after) =
+            (self.levels(&earlier, stretch_ns), self.levels(after, stretch_ns));
+        before.reverse();
+        let steps = |levels: &[f64]| -> Vec<f64> {
+            levels.windows(2).map(|pair| (pair[0] - pair[1]).powi(2)).collect()
+        };
+        let unchanged = [steps(&before), steps(&after)].concat();
+        if unchanged.len() < 2 {
+            return None;
+        }
+        let variance = unchanged.iter().sum::<f64>() / unchanged.len() as f64;
+        let step = before.last()? - after.first()?;
+        let (low, high) = student_interval(step, variance, unchanged.len(), 0.05);
+        Some(Ratio { value: step.exp(), low: low.exp(), high: high.exp() })
+    }
+}
+
+impl Cycle {
     /// Returns the gain in units for each second on huge pages, as a share; none without progress.
     pub fn gain(&self) -> Option<f64> {
         let base = (self.unchanged.rate() * self.split.rate()).sqrt();
@@ -171,18 +268,19 @@ impl Cycle {
 impl LiveTax {
     /// Compares the windows, by a rule of stopping.
     pub fn compare(&mut self, stopping: Stopping) {
+        let speed = Speed::of(self);
         let tried: BTreeSet<u64> = self.cycles.iter().map(|cycle| cycle.tried_bytes).collect();
         let most = tried.into_iter().rev().find_map(|bytes| {
-            let costs = self.cycles_with(bytes).filter_map(Cycle::costs);
+            let costs = self.cycles_with(bytes).filter_map(|cycle| speed.costs(cycle));
             let (base, huge): (Vec<u64>, Vec<u64>) = costs.unzip();
             Some((bytes, stopping.ratio(&base, &huge, &[], COMPARISONS)?))
         });
-        self.order = order(&self.as_found, &self.base_windows());
+        self.order = speed.order(&self.as_found, &self.base_windows());
         self.speedup = most.zip(self.order).map(|((_, of_order), order)| product(of_order, order));
         self.tried_bytes = most.map_or(self.tried_bytes, |(bytes, _)| bytes);
         let earlier = self.in_order.last().into_iter().chain(self.cycles.iter().map(|c| &c.split));
         let pairs = earlier.zip(self.cycles.iter().map(|cycle| &cycle.unchanged));
-        let pairs = pairs.filter_map(|(one, other)| Some((one.cost()?, other.cost()?)));
+        let pairs = pairs.filter_map(|(one, other)| Some((speed.cost(one)?, speed.cost(other)?)));
         let (one, other): (Vec<u64>, Vec<u64>) = pairs.unzip();
         self.check = stopping.ratio(&one, &other, &[], COMPARISONS);
     }
@@ -272,43 +370,6 @@ impl LiveTax {
     }
 }
 
-/// Compares the end of the windows before a change with the begin of those after it. The error is that of the
-/// same comparison at each other time. None with fewer than two of these.
-fn order(before: &[Window], after: &[Window]) -> Option<Ratio> {
-    // Two stretches of each: one beside the change, one to compare that with.
-    let stretch_ns = before.iter().map(|window| window.wall_ns).sum::<u64>() / 2;
-    let mut earlier: Vec<Window> = before.to_vec();
-    earlier.reverse();
-    let (mut before, after) = (levels(&earlier, stretch_ns), levels(after, stretch_ns));
-    before.reverse();
-    let steps = |levels: &[f64]| -> Vec<f64> {
-        levels.windows(2).map(|pair| (pair[0] - pair[1]).powi(2)).collect()
-    };
-    let unchanged = [steps(&before), steps(&after)].concat();
-    if unchanged.len() < 2 {
-        return None;
-    }
-    let variance = unchanged.iter().sum::<f64>() / unchanged.len() as f64;
-    let step = before.last()? - after.first()?;
-    let (low, high) = student_interval(step, variance, unchanged.len(), 0.05);
-    Some(Ratio { value: step.exp(), low: low.exp(), high: high.exp() })
-}
-
-/// Returns the lower quartile of the logarithms of costs in each stretch of so much time, but for a rest.
-fn levels(windows: &[Window], stretch_ns: u64) -> Vec<f64> {
-    let (mut levels, mut logs, mut wall_ns) = (Vec::new(), Vec::new(), 0);
-    for window in windows {
-        wall_ns += window.wall_ns;
-        logs.extend(window.cost().map(|cost| (cost as f64).ln()));
-        // A window is a little longer or shorter than was asked for.
-        if wall_ns as f64 >= 0.95 * stretch_ns as f64 && !logs.is_empty() {
-            levels.push(quantiles(&logs, [CHEAP_SHARE])[0]);
-            (logs, wall_ns) = (Vec::new(), 0);
-        }
-    }
-    levels
-}
-
 /// Returns the product of two ratios whose errors do not depend on each other.
 fn product(one: Ratio, other: Ratio) -> Ratio {
     let value = one.value * other.value;
@@ -323,6 +384,7 @@ fn product(one: Ratio, other: Ratio) -> Ratio {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::access::Rng;
 
     /// The cost of base pages as found, where others say nothing.
     const FOUND: f64 = 1.1;
@@ -334,7 +396,7 @@ mod tests {
             at += 1;
             let speed = 1.0 + drift * at as f64 + 0.002 * (at * 7 % 5) as f64;
             let ns = (1e6 * factor * speed) as u64;
-            Window { unit_count: 1_000, cpu_ns: ns, wall_ns: ns }
+            Window { unit_count: 1_000, cpu_ns: ns, wall_ns: ns, probe_ns: None }
         };
         let as_found: Vec<Window> = (0..8).map(|_| window(found)).collect();
         let in_order: Vec<Window> = (0..8).map(|_| window(1.0)).collect();
@@ -378,6 +440,33 @@ mod tests {
         assert!(drifts.high - drifts.low > 2.0 * (still.high - still.low), "{still}, {drifts}");
     }
 
+    /// Returns all windows of an experiment.
+    fn windows(live: &mut LiveTax) -> impl Iterator<Item = &mut Window> {
+        let of_cycles = live.cycles.iter_mut();
+        let of_cycles = of_cycles.flat_map(|c| [&mut c.unchanged, &mut c.huge, &mut c.split]);
+        live.as_found.iter_mut().chain(&mut live.in_order).chain(of_cycles)
+    }
+
+    #[test]
+    fn what_slows_the_probe_is_taken_out() {
+        let mut live = experiment(8, FOUND, 0.8, 1.0, 0.0);
+        let mut rng = Rng::new(1990);
+        let mut slow = |window: &mut Window| {
+            let slower = rng.unit() * 0.4;
+            window.cpu_ns = (window.cpu_ns as f64 * (1.3 * slower).exp()) as u64;
+            window.probe_ns = Some((14_000.0 * slower.exp()) as u64);
+        };
+        windows(&mut live).for_each(&mut slow);
+        live.compare(Stopping::Sequential);
+        let (speedup, truth) = (live.speedup.unwrap(), FOUND / 0.8);
+        assert!(speedup.low > truth * 0.95 && speedup.high < truth * 1.05, "{speedup}");
+        windows(&mut live).for_each(|window| window.probe_ns = None);
+        live.compare(Stopping::Sequential);
+        let without = live.speedup.unwrap();
+        let width = |ratio: Ratio| (ratio.high / ratio.low).ln();
+        assert!(width(without) > 4.0 * width(speedup), "{without}, with a probe {speedup}");
+    }
+
     #[test]
     fn no_verdict_without_progress_memory_or_a_true_check() {
         let nothing = experiment(12, 1.0, 1.0, 1.0, 0.0);
@@ -410,7 +499,10 @@ mod tests {
 
     #[test]
     fn a_window_without_progress_has_no_cost() {
-        assert_eq!(Window { unit_count: 0, cpu_ns: 5, wall_ns: 5 }.cost(), None);
-        assert_eq!(Window { unit_count: 2, cpu_ns: 5, wall_ns: 5 }.cost(), Some(2_500_000));
+        let cost = |unit_count| {
+            let window = Window { unit_count, cpu_ns: 5, wall_ns: 5, probe_ns: None };
+            Speed::default().cost(&window)
+        };
+        assert_eq!((cost(0), cost(2)), (None, Some(2_500_000)));
     }
 }

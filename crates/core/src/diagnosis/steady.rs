@@ -41,14 +41,20 @@ fn probe_logs(trial: &Trial) -> impl Iterator<Item = Option<f64>> {
 /// Returns the power of the probe's time that the program's time goes with.
 fn power(trials: &[Trial]) -> f64 {
     let Some(as_is) = trials.iter().find(|trial| trial.name == AS_IS) else { return POWER };
+    let others = trials.iter().filter(|trial| trial.name != AS_IS);
+    power_within(&others.map(|trial| differences(as_is, trial)).collect::<Vec<_>>())
+}
+
+/// Returns that power by the logarithms of both times, or their differences. Those of one group differ by
+/// nothing else.
+pub(crate) fn power_within(groups: &[Vec<(f64, f64)>]) -> f64 {
     let (mut squares, mut products) = (POWER_WEIGHT, POWER_WEIGHT * POWER);
-    for trial in trials.iter().filter(|trial| trial.name != AS_IS) {
-        let pairs = differences(as_is, trial);
+    for pairs in groups {
         let mean = |of: fn(&(f64, f64)) -> f64| {
             pairs.iter().map(of).sum::<f64>() / pairs.len().max(1) as f64
         };
         let (of_probe, of_time) = (mean(|pair| pair.0), mean(|pair| pair.1));
-        for (probe, time) in &pairs {
+        for (probe, time) in pairs {
             squares += (probe - of_probe).powi(2);
             products += (probe - of_probe) * (time - of_time);
         }

@@ -1,17 +1,19 @@
-//! A thread of fixed work that shares a CPU with a command, to see how fast the machine is meanwhile.
+//! A thread of fixed work that shares a CPU with a program, to see how fast the machine is meanwhile.
 //!
 //! Guests of one host share its caches and its memory. On one such machine the CPU time of the same program
 //! varied by 5 to 20 % with what its neighbours did, within milliseconds. A chain of arithmetic varied by
-//! 1 %, reads of memory as much as the programs. So the work is such reads. The thread has a quarter of the
-//! CPU's time, in slices of the scheduler between those of the command.
+//! 1 %, reads of memory as much as the programs. So the work is such reads. Beside a command, the thread has a
+//! quarter of the CPU's time, in slices of the scheduler between those of the command. Beside a process that
+//! runs already it works in bursts, in 1 % of the time.
 
 use crate::sys::mapping::{OwnedMapping, Request, Source};
+use pagetax_core::stats::median;
 use pagetax_core::units::PageSize;
 use rustix::thread::CpuSet;
 use std::hint::black_box;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -28,6 +30,10 @@ const SLICE: Duration = Duration::from_micros(300);
 const COLD_PIECES: u32 = 4;
 /// Fewer pieces say too little.
 const PIECES_MIN: u32 = 30;
+/// The pieces of a burst, some 1 ms.
+const BURST_PIECES: u32 = 100;
+/// The time between two bursts.
+const BURST_GAP: Duration = Duration::from_millis(100);
 
 /// A probe beside a run.
 #[derive(Debug)]
@@ -43,13 +49,12 @@ impl SpeedProbe {
         let is_over = stop.clone();
         let body = move || {
             let memory = memory().as_ref()?;
-            let mut one = CpuSet::new();
-            one.set(cpu);
-            rustix::thread::sched_setaffinity(None, &one).ok()?;
+            run_on(cpu)?;
             let own = rustix::thread::gettid();
             let nice = rustix::process::getpriority_process(Some(own)).ok()?;
             rustix::process::setpriority_process(Some(own), nice + NICE).ok()?;
-            mean_ns(memory, &is_over)
+            let mut at = 1;
+            mean_ns(memory, &mut at, || !is_over.load(Ordering::Relaxed))
         };
         let thread = std::thread::Builder::new().name("speed probe".into()).spawn(body)?;
         Ok(SpeedProbe { stop, thread: Some(thread) })
@@ -72,6 +77,65 @@ impl Drop for SpeedProbe {
     }
 }
 
+/// A probe beside processes that run already.
+#[derive(Debug)]
+pub struct SpeedBursts {
+    probe: SpeedProbe,
+    /// The mean time of a piece in each burst so far, in nanoseconds.
+    bursts_ns: Arc<Mutex<Vec<u64>>>,
+}
+
+impl SpeedBursts {
+    /// Starts a probe. It works on the CPU that `cpu` returns before each burst.
+    pub fn start(cpu: impl Fn() -> Option<usize> + Send + 'static) -> io::Result<SpeedBursts> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let bursts_ns = Arc::<Mutex<Vec<u64>>>::default();
+        let (is_over, all) = (stop.clone(), bursts_ns.clone());
+        let body = move || {
+            let (memory, mut at) = (memory().as_ref()?, 1);
+            while !is_over.load(Ordering::Relaxed) {
+                if let Some(cpu) = cpu() {
+                    run_on(cpu)?;
+                    let mut left = BURST_PIECES;
+                    let goes_on = || {
+                        left = left.saturating_sub(1);
+                        left > 0
+                    };
+                    let burst_ns = mean_ns(memory, &mut at, goes_on);
+                    all.lock().ok()?.extend(burst_ns);
+                }
+                std::thread::sleep(BURST_GAP);
+            }
+            None
+        };
+        let thread = std::thread::Builder::new().name("speed probe".into()).spawn(body)?;
+        Ok(SpeedBursts { probe: SpeedProbe { stop, thread: Some(thread) }, bursts_ns })
+    }
+
+    /// Returns the number of bursts so far.
+    pub fn count(&self) -> usize {
+        self.bursts_ns.lock().map_or(0, |bursts| bursts.len())
+    }
+
+    /// Returns the time of a piece in the median of the bursts after the first `earlier`; none without one.
+    pub fn median_ns(&self, earlier: usize) -> Option<u64> {
+        // Some single bursts take several times as long as the others; a mean would believe them.
+        median(self.bursts_ns.lock().ok()?.get(earlier..)?)
+    }
+
+    /// Ends the probe.
+    pub fn finish(self) {
+        self.probe.finish();
+    }
+}
+
+/// Moves this thread to a CPU.
+fn run_on(cpu: usize) -> Option<()> {
+    let mut one = CpuSet::new();
+    one.set(cpu);
+    rustix::thread::sched_setaffinity(None, &one).ok()
+}
+
 /// Returns the memory of all probes of this process. It stays the same, because the caches' slices make some
 /// pages faster than others.
 fn memory() -> &'static Option<OwnedMapping> {
@@ -87,12 +151,13 @@ fn memory() -> &'static Option<OwnedMapping> {
     })
 }
 
-fn mean_ns(memory: &OwnedMapping, stop: &AtomicBool) -> Option<u64> {
-    let (mut at, mut cold) = (1, COLD_PIECES);
+/// Works as long as it is asked to, and returns the mean time of a piece; none of too few.
+fn mean_ns(memory: &OwnedMapping, at: &mut u64, mut goes_on: impl FnMut() -> bool) -> Option<u64> {
+    let mut cold = COLD_PIECES;
     let (mut total, mut pieces) = (Duration::ZERO, 0);
     let mut before = Instant::now();
-    while !stop.load(Ordering::Relaxed) {
-        at = read_some(memory, at);
+    while goes_on() {
+        *at = read_some(memory, *at);
         let now = Instant::now();
         let took = now - before;
         before = now;
@@ -127,5 +192,16 @@ mod tests {
         // Each read takes a cycle at least, and less than the slowest memory.
         assert!(ns > u64::from(READS) / 5 && ns < u64::from(READS) * 1_000, "{ns} ns");
         assert_eq!(SpeedProbe::start(cpu).unwrap().finish(), None, "it ran too short");
+    }
+
+    #[test]
+    fn bursts_take_a_small_part_of_the_time() {
+        let cpu = rustix::thread::sched_getcpu();
+        let bursts = SpeedBursts::start(move || Some(cpu)).unwrap();
+        std::thread::sleep(Duration::from_secs(1));
+        let count = bursts.count();
+        assert!((1..=11).contains(&count) && bursts.median_ns(0).is_some(), "{bursts:?}");
+        assert_eq!(bursts.median_ns(count + 20), None);
+        bursts.finish();
     }
 }

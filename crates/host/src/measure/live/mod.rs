@@ -10,10 +10,13 @@ mod progress;
 pub use progress::{NoSource, Progress, ProgressSource};
 
 use crate::measure::backed_memory;
+use crate::measure::environment::is_guest;
+use crate::measure::speed_probe::SpeedBursts;
 use crate::measure::system::{LOOK_INTERVAL_NS, Scope, SystemWatch, cost};
 use crate::pages::change::{FullBlocks, Outcome, check_collapse};
 use crate::pages::pagemap::{self, PageMap, Pages, diff};
 use crate::pages::target::{Refusal, Target};
+use crate::procfs::{Root, StatLine};
 use crate::sys::process::cpu_clock_ns;
 use crate::sys::signal::asked_to_stop;
 use pagetax_core::calibration::Calibration;
@@ -84,6 +87,8 @@ pub struct Experiment {
     is_changed: bool,
     /// The median time of the calls about a block, in nanoseconds.
     block_ns: u64,
+    /// A probe of the machine's speed, in a virtual machine.
+    speed: Option<SpeedBursts>,
     /// The length of windows relative to the shortest that makes up for stalls by that time.
     window_factor: f64,
     live: LiveTax,
@@ -124,6 +129,7 @@ impl Experiment {
             progress,
             is_changed: false,
             block_ns: 0,
+            speed: None,
             window_factor: 1.0,
             live,
         };
@@ -149,6 +155,11 @@ impl Experiment {
         mut progress: impl FnMut(f64),
     ) -> LiveTax {
         let begun = Instant::now();
+        let pids: Vec<u32> = self.live.processes.iter().map(|process| process.pid).collect();
+        // Without it the figures vary more.
+        self.speed = is_guest(&Root::default())
+            .then(|| SpeedBursts::start(move || busy_cpu(&pids)).ok())
+            .flatten();
         let done = self.observe(limits.time / BEFORE_SHARE, calibration).and_then(|()| {
             let is_idle = self.live.before.unit_count == 0 || self.live.before.cpu_ns == 0;
             if is_idle || self.live.tried_bytes == 0 {
@@ -162,6 +173,9 @@ impl Experiment {
             let remedy = "the figures are those until then";
             let warning = Warning { id: "ended_early".into(), text: why, remedy: remedy.into() };
             self.live.warnings.push(warning);
+        }
+        if let Some(speed) = self.speed.take() {
+            speed.finish();
         }
         self.restore();
         self.live.elapsed_ns = begun.elapsed().as_nanos() as u64;
@@ -278,9 +292,7 @@ impl Experiment {
             let cycle = self.cycle(window)?;
             self.live.cycles.push(cycle);
             let seen = self.progress.units()?.saturating_sub(units);
-            let now =
-                Window { unit_count: seen, cpu_ns: 0, wall_ns: from.elapsed().as_nanos() as u64 };
-            let rate = now.rate() / self.live.before.rate();
+            let rate = seen as f64 / from.elapsed().as_secs_f64() / self.live.before.rate();
             self.live.throughput = Some(rate);
             if rate < RATE_MIN {
                 self.window_factor *= WINDOW_GROWTH;
@@ -368,6 +380,7 @@ impl Experiment {
     fn window(&self, length: Duration, mut look: impl FnMut()) -> Result<Window, String> {
         let begun = Instant::now();
         let (units, cpu_ns) = (self.progress.units()?, self.cpu_ns()?);
+        let bursts = self.speed.as_ref().map(SpeedBursts::count);
         while let Some(left) = length.checked_sub(begun.elapsed()).filter(|_| !asked_to_stop()) {
             std::thread::sleep(left.min(Duration::from_nanos(LOOK_INTERVAL_NS)));
             look();
@@ -376,6 +389,7 @@ impl Experiment {
             cpu_ns: self.cpu_ns()?.saturating_sub(cpu_ns),
             unit_count: self.progress.units()?.saturating_sub(units),
             wall_ns: begun.elapsed().as_nanos() as u64,
+            probe_ns: self.speed.as_ref().zip(bursts).and_then(|(speed, n)| speed.median_ns(n)),
         })
     }
 
@@ -414,6 +428,23 @@ impl Experiment {
             }));
         }
     }
+}
+
+/// Returns the CPU of the thread that has used most CPU time, of the first threads of each process.
+fn busy_cpu(pids: &[u32]) -> Option<usize> {
+    const THREADS_MAX: usize = 64;
+    let root = Root::default();
+    let of_process = |pid: &u32| -> Vec<(u64, u64)> {
+        let threads = root.names(&format!("/proc/{pid}/task"));
+        let cpu_of = |tid: &String| {
+            let line = root.text(&format!("/proc/{pid}/task/{tid}/stat")).ok()?;
+            let [user, kernel, cpu] = StatLine::parse(&line)?.numbers([14, 15, 39])?;
+            Some((user + kernel, cpu))
+        };
+        threads.iter().take(THREADS_MAX).filter_map(cpu_of).collect()
+    };
+    let (_, cpu) = pids.iter().flat_map(of_process).max()?;
+    usize::try_from(cpu).ok()
 }
 
 impl Drop for Experiment {
