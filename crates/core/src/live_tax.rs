@@ -116,8 +116,8 @@ pub struct Window {
     pub cpu_ns: u64,
     /// The length in nanoseconds.
     pub wall_ns: u64,
-    /// The time of the speed probe's piece of work in the median of its bursts, in nanoseconds. None without a
-    /// probe.
+    /// The time of the speed probe's piece of work in the median of its bursts, in nanoseconds. None
+    /// without a probe.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub probe_ns: Option<u64>,
 }
@@ -200,7 +200,8 @@ impl Speed {
         }
     }
 
-    /// Returns the logarithm of the cost of a window at the mean speed. A window without a probe keeps its cost.
+    /// Returns the logarithm of the cost of a window at the mean speed. A window without a probe keeps its
+    /// cost.
     fn cost_log(&self, window: &Window) -> Option<f64> {
         let slower = window.probe_log().map_or(0.0, |log| log - self.mean_log);
         Some(window.cost_log()? - self.power * slower)
@@ -233,8 +234,8 @@ impl Speed {
         levels
     }
 
-    /// Compares the end of the windows before a change with the begin of those after it. The error is that of the
-    /// same comparison at each other time. None with fewer than two of these.
+    /// Compares the end of the windows before a change with the begin of those after it. The error is that
+    /// of the same comparison at each other time. None with fewer than two of these.
     fn order(&self, before: &[Window], after: &[Window]) -> Option<Ratio> {
         // Two stretches of each: one beside the change, one to compare that with.
         let stretch_ns = before.iter().map(|window| window.wall_ns).sum::<u64>() / 2;

@@ -2,9 +2,9 @@
 //!
 //! Guests of one host share its caches and its memory. On one such machine the CPU time of the same program
 //! varied by 5 to 20 % with what its neighbours did, within milliseconds. A chain of arithmetic varied by
-//! 1 %, reads of memory as much as the programs. So the work is such reads. Beside a command, the thread has a
-//! quarter of the CPU's time, in slices of the scheduler between those of the command. Beside a process that
-//! runs already it works in bursts, in 1 % of the time.
+//! 1 %, reads of memory as much as the programs. So the work is such reads. Beside a command, the thread
+//! has a quarter of the CPU's time, in slices of the scheduler between those of the command. Beside a process
+//! that runs already it works in bursts, in 1 % of the time.
 
 use crate::sys::mapping::{OwnedMapping, Request, Source};
 use pagetax_core::stats::median;

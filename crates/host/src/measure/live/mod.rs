@@ -418,7 +418,7 @@ impl Experiment {
             let Ok(after) = pagemap::read(subject.before.pid) else { continue };
             let changes = diff(&subject.before, &after);
             let mut kinds: BTreeMap<(Pages, Pages), (usize, u64)> = BTreeMap::new();
-            for change in changes.iter().filter(|c| subject.blocks.touch(&(c.start.0..c.end.0))) {
+            for change in changes.iter().filter(|c| subject.all.touch(&(c.start.0..c.end.0))) {
                 let (count, bytes) = kinds.entry((change.before, change.after)).or_default();
                 (*count, *bytes) = (*count + 1, *bytes + change.end.0 - change.start.0);
             }
