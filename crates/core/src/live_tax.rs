@@ -7,12 +7,11 @@
 //! windows beside the calls that changed nothing. The first cycles may have only a part of the memory; the
 //! comparison is that of the cycles with the most of it.
 //!
-//! A split leaves base pages in the order of their addresses, on memory that was one block. TLBs that hold
-//! several such pages in one entry, and page tables of a hypervisor, make these faster than the pages that
-//! a process was found with. So all blocks are collapsed and split once before the cycles, and the windows
-//! before and after that show what the order gains. That change cannot be repeated, so a drift does not
-//! cancel in it. Its error is what the same comparison shows at times when nothing was changed. The speed-
-//! up is the product of both.
+//! A split leaves base pages in the order of their addresses, on memory that was one block. These can be
+//! faster than the pages that a process was found with. So all blocks are collapsed and split once before the
+//! cycles, and the windows before and after that show what the order gains. That change cannot be repeated,
+//! so a drift does not cancel in it. Its error is what the same comparison shows at times when nothing was
+//! changed. The speed-up is the product of both.
 
 use crate::diagnosis::{GAIN_MIN, Verdict, power_within};
 use crate::document::Document;

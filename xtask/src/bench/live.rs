@@ -4,6 +4,7 @@
 use super::Outcome;
 use crate::shell::{self, pagetax};
 use anyhow::{Context, Result, ensure};
+use pagetax_core::stats::quantiles;
 use pagetax_host::sys::process::cpu_clock_ns;
 use serde_json::{Value, json};
 use std::fs;
@@ -106,13 +107,13 @@ pub fn run(parts: &[String]) -> Result<Outcome> {
     }
     let (mut rows, mut results) = (Vec::new(), Vec::new());
     for server in SERVERS.iter().filter(|server| is_chosen(server.name)) {
-        let mut restarts: Vec<f64> =
-            (0..PAIRS).map(|_| restart(server, folder.path())).collect::<Result<_>>()?;
-        restarts.sort_by(f64::total_cmp);
-        let restart = restarts[PAIRS / 2];
+        let pairs: Result<Vec<f64>> = (0..PAIRS).map(|_| restart(server, folder.path())).collect();
+        // The least, the median and the most.
+        let restarts = quantiles(&pairs?, [0.0, 0.5, 1.0]);
+        let restart = restarts[1];
         for _ in 0..EXPERIMENTS {
             let live = experiment(server, folder.path())?;
-            rows.push(row(server.name, &restarts, &live));
+            rows.push(row(server.name, restarts, &live));
             results.push(json!({ "program": server.name, "restart": restart, "restarts": restarts, "live": live }));
         }
     }
@@ -160,7 +161,7 @@ fn is_gentle(live: &Value) -> bool {
         && live["throughput"].as_f64().is_some_and(|rate| rate >= THROUGHPUT_MIN)
 }
 
-fn row(name: &str, restarts: &[f64], live: &Value) -> Vec<String> {
+fn row(name: &str, [least, restart, most]: [f64; 3], live: &Value) -> Vec<String> {
     let ratio = |key: &str| match &live[key] {
         Value::Null => "no verdict".to_string(),
         ratio => {
@@ -172,7 +173,7 @@ fn row(name: &str, restarts: &[f64], live: &Value) -> Vec<String> {
     let stop_ns = number("stop_ns_max").max(number("block_ns_max"));
     vec![
         name.into(),
-        format!("{:.2} ({:.2}–{:.2})", restarts[PAIRS / 2], restarts[0], restarts[PAIRS - 1]),
+        format!("{restart:.2} ({least:.2}–{most:.2})"),
         ratio("speedup"),
         ratio("order"),
         ratio("check"),
@@ -288,9 +289,8 @@ fn restart(server: &LiveServer, folder: &Path) -> Result<f64> {
     huge.send("-STOP")?;
     let turns: Result<Vec<(f64, f64)>> =
         (0..TURNS).map(|_| Ok((base.turn()?, huge.turn()?))).collect();
-    let mut ratios: Vec<f64> = turns?.into_iter().map(|(base, huge)| base / huge).collect();
-    ratios.sort_by(f64::total_cmp);
-    Ok(f64::midpoint(ratios[(TURNS - 1) / 2], ratios[TURNS / 2]))
+    let ratios: Vec<f64> = turns?.into_iter().map(|(base, huge)| base / huge).collect();
+    Ok(quantiles(&ratios, [0.5])[0])
 }
 
 fn experiment(server: &LiveServer, folder: &Path) -> Result<Value> {
