@@ -112,6 +112,16 @@ impl Trial {
     pub fn cpu_ns(&self) -> impl Iterator<Item = u64> {
         self.user_ns.iter().zip(&self.kernel_ns).map(|(user, kernel)| user + kernel)
     }
+
+    /// Returns this trial as it was after the first `rounds`, without its comparisons.
+    fn first_rounds(&self, rounds: usize) -> Trial {
+        let mut then = Trial { speedup: None, speedup_over_base: None, ..self.clone() };
+        let times = [&mut then.runs_ns, &mut then.user_ns, &mut then.kernel_ns, &mut then.start_ns];
+        times.into_iter().for_each(|times| times.truncate(rounds));
+        then.probe_ns.truncate(rounds);
+        then.loads.truncate(rounds);
+        then
+    }
 }
 
 /// A trial that could not be made.

@@ -44,6 +44,10 @@ const BUILTIN: &[(&str, &str)] = &[
     ("ultrasparc-2-450", include_str!("../../../machines/ultrasparc-2-450.toml")),
     ("ultrasparc-3-750", include_str!("../../../machines/ultrasparc-3-750.toml")),
     ("ultrasparc-3plus-900", include_str!("../../../machines/ultrasparc-3plus-900.toml")),
+    ("ice-lake-sp", include_str!("../../../machines/ice-lake-sp.toml")),
+    ("sapphire-rapids", include_str!("../../../machines/sapphire-rapids.toml")),
+    ("zen-4", include_str!("../../../machines/zen-4.toml")),
+    ("zen-5", include_str!("../../../machines/zen-5.toml")),
     ("x86-64-calibrated", include_str!("../../../machines/x86-64-calibrated.toml")),
 ];
 

@@ -4,30 +4,46 @@ use super::steady::steady;
 use super::{AS_IS, BASE, Basis, GAIN_MIN, Trial, Worth, is_candidate, worth};
 use crate::sequential::Stopping;
 use crate::stats::{Ratio, median};
+use std::collections::BTreeSet;
 
 /// Two trials with page faults that differ by at most this share ran on the same pages. A huge page takes one
 /// fault where base pages take 512.
 const FAULTS_ALIKE: f64 = 0.05;
 
 /// Fills in each trial's speed-ups against the trials named [`AS_IS`] and [`BASE`]. A trial that needed no
-/// more rounds before the time was up was decided by a look.
+/// more rounds than it has was decided by a look: its intervals are those of that look, which later rounds of
+/// other trials do not change.
 pub fn compare_trials(trials: &mut [Trial], stopping: Stopping, basis: Basis) {
     steady(trials);
-    let times: Vec<Vec<u64>> = trials.iter().map(|trial| basis.beyond_start_ns(trial)).collect();
-    let runs_of = |name: &str| trials.iter().position(|t| t.name == name).map(|at| &times[at]);
-    let (as_is, base) = (runs_of(AS_IS), runs_of(BASE));
+    let rounds: Vec<usize> = trials.iter().map(|trial| trial.runs_ns.len()).collect();
+    let all = rounds.iter().copied().max().unwrap_or(0);
+    for length in rounds.iter().copied().collect::<BTreeSet<_>>() {
+        let was_dropped = stopping == Stopping::TimeUp && length < all;
+        let stopping = if was_dropped { Stopping::Sequential } else { stopping };
+        let compared = speedups(trials, length, stopping, basis);
+        let of_length = trials.iter_mut().zip(compared).filter(|(t, _)| t.runs_ns.len() == length);
+        of_length.for_each(|(trial, of)| (trial.speedup, trial.speedup_over_base) = of);
+    }
+}
+
+/// Returns the speed-ups of all trials over [`AS_IS`] and [`BASE`] after the first `rounds`.
+fn speedups(
+    trials: &[Trial],
+    rounds: usize,
+    stopping: Stopping,
+    basis: Basis,
+) -> Vec<(Option<Ratio>, Option<Ratio>)> {
+    let mut then: Vec<Trial> = trials.iter().map(|trial| trial.first_rounds(rounds)).collect();
+    steady(&mut then);
+    let times: Vec<Vec<u64>> = then.iter().map(|trial| basis.beyond_start_ns(trial)).collect();
     // A trial that ran once is not compared.
     let comparisons = times.iter().filter(|runs| runs.len() > 1).count().saturating_sub(1);
-    let rounds = trials.iter().map(|trial| trial.runs_ns.len()).max().unwrap_or(0);
-    for (trial, own) in trials.iter_mut().zip(&times) {
-        let was_dropped = stopping == Stopping::TimeUp && own.len() < rounds;
-        let stopping = if was_dropped { Stopping::Sequential } else { stopping };
-        let over = |runs: Option<&Vec<u64>>, name: &str| match runs {
-            Some(runs) if trial.name != name => stopping.ratio(runs, own, &times, comparisons),
-            _ => None,
-        };
-        (trial.speedup, trial.speedup_over_base) = (over(as_is, AS_IS), over(base, BASE));
-    }
+    let over = |name: &str, trial: &Trial, own: &[u64]| {
+        let reference = then.iter().position(|t| t.name == name).filter(|_| trial.name != name)?;
+        stopping.ratio(&times[reference], own, &times, comparisons)
+    };
+    let both = |(t, own): (&Trial, &Vec<u64>)| (over(AS_IS, t, own), over(BASE, t, own));
+    then.iter().zip(&times).map(both).collect()
 }
 
 /// Returns which trials ran on the same pages as the command as it is: without large pages at the peak of
@@ -112,6 +128,31 @@ mod tests {
         assert_eq!(undecided_of(vec![as_is(), crashed]), [false; 2]);
         let large = trial("thp-2M", 1_000, 1_000, 0.98);
         assert_eq!(undecided_of(vec![as_is(), unclear(), large]), [true, true, false]);
+    }
+
+    #[test]
+    fn later_rounds_of_others_leave_a_decision_as_it_was() {
+        let with_probe = |name, ms, probe_ns: [u64; 3]| {
+            let probe_ns = probe_ns.map(Some).to_vec();
+            Trial { probe_ns, ..trial(name, ms, 100, 0.98) }
+        };
+        let mut trials = vec![
+            with_probe(AS_IS, 1_300, [14_000, 15_000, 14_500]),
+            with_probe("thp-2M", 1_000, [14_600, 14_100, 15_200]),
+            with_probe("all-2M", 1_200, [14_300, 15_300, 14_200]),
+        ];
+        compare_trials(&mut trials, Stopping::Sequential, Basis::Cpu);
+        let decided = trials[1].speedup;
+        let was = trials[2].speedup;
+        for at in [0, 2] {
+            trials[at].runs_ns.extend([1_900_000_000, 1_500_000_000]);
+            trials[at].user_ns.extend([1_900_000_000, 1_500_000_000]);
+            trials[at].kernel_ns.extend([0, 0]);
+            trials[at].probe_ns.extend([Some(14_000), Some(28_000)]);
+        }
+        compare_trials(&mut trials, Stopping::TimeUp, Basis::Cpu);
+        assert_eq!(trials[1].speedup, decided);
+        assert_ne!(trials[2].speedup, was);
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! The TLBs of this CPU, as the CPUID instruction describes them. A hypervisor may hide them.
 //!
-//! Sources: Intel's manual, volume 2, CPUID, leaf 18H; AMD's manual, volume 3, functions 8000_0005 and
-//! 8000_0006.
+//! Sources: Intel's manual, volume 2, CPUID, leaf 18H; AMD's manual, volume 3, functions 8000_0005,
+//! 8000_0006 and 8000_0021 (L2TlbSIzeX32). The CPUs of the tests: their registers in public lists of CPUID
+//! (InstLatx64).
 
 use crate::sys::cpuid::{Registers, cpuid};
 use pagetax_core::calibration::{TlbKind, TlbUnit};
@@ -23,10 +24,11 @@ pub(super) fn by_cpuid() -> Vec<TlbUnit> {
         }
     }
     let [extended, ..] = cpuid(0x8000_0000, 0);
-    match extended >= 0x8000_0006 {
-        true => amd(cpuid(0x8000_0005, 0), cpuid(0x8000_0006, 0)),
-        false => Vec::new(),
-    }
+    let function = |number| match extended >= number {
+        true => cpuid(number, 0),
+        false => [0; 4],
+    };
+    amd(function(0x8000_0005), function(0x8000_0006), function(0x8000_0021))
 }
 
 fn intel(parts: impl Iterator<Item = Registers>) -> Vec<TlbUnit> {
@@ -53,7 +55,13 @@ fn intel(parts: impl Iterator<Item = Registers>) -> Vec<TlbUnit> {
     parts.filter_map(unit).filter(|unit| unit.entries > 0).collect()
 }
 
-fn amd([l1_huge, l1_base, ..]: Registers, [l2_huge, l2_base, ..]: Registers) -> Vec<TlbUnit> {
+fn amd(
+    [l1_huge, l1_base, ..]: Registers,
+    [l2_huge, l2_base, ..]: Registers,
+    [features, ..]: Registers,
+) -> Vec<TlbUnit> {
+    // From Zen 5 on, 12 bits are too few for the second level.
+    let l2_unit = if features >> 14 & 1 == 1 { 32 } else { 1 };
     let first = |page: u64, kind: TlbKind, bits: u32| {
         let ways = match bits >> 8 & 0xff {
             0xff => None,
@@ -74,7 +82,7 @@ fn amd([l1_huge, l1_base, ..]: Registers, [l2_huge, l2_base, ..]: Registers) -> 
             14 => Some(128),
             _ => None,
         };
-        TlbUnit { kind, level: 2, page_bytes: vec![page], entries: bits & 0xfff, ways }
+        TlbUnit { kind, level: 2, page_bytes: vec![page], entries: (bits & 0xfff) * l2_unit, ways }
     };
     // The data side is the upper half of each register, the larger associativity first; in level 1, it is
     // the byte above.
@@ -98,20 +106,47 @@ mod tests {
 
     #[test]
     fn amd_describes_both_levels() {
-        // An EPYC of family 25, model 17.
-        let l1 = [0xff48_ff40, 0xff48_ff40, 0x2008_0140, 0x2008_0140];
-        let l2 = [0x5c00_2200, 0x6c00_4200, 0x0400_6140, 0x0a00_9140];
-        let found = amd(l1, l2);
-        let of = |kind, level, page| {
-            let is_it =
-                |u: &&TlbUnit| (u.kind, u.level) == (kind, level) && u.page_bytes.contains(&page);
-            found.iter().find(is_it).map(|u| (u.entries, u.ways)).unwrap()
+        // EPYCs of Zen 3, 4 and 5.
+        let milan = amd(
+            [0xff40_ff40, 0xff40_ff40, 0x2008_0140, 0x2008_0140],
+            [0x4800_2200, 0x6800_4200, 0x0200_6140, 0x0800_9140],
+            [0x204d, 0, 0, 0],
+        );
+        let genoa = amd(
+            [0xff48_ff40, 0xff48_ff40, 0x2008_0140, 0x2008_0140],
+            [0x5c00_2200, 0x6c00_4200, 0x0400_6140, 0x0c00_9140],
+            [0x0006_2fcf, 0x15c, 0, 0],
+        );
+        let turin = amd(
+            [0xff60_ff40, 0xff60_ff40, 0x300c_0140, 0x2008_0140],
+            [0x4080_2040, 0x6080_4040, 0x0400_8140, 0x0800_9140],
+            [0xd93f_ffcf, 0x0008_0382, 0, 0],
+        );
+        let sizes = |found: &[TlbUnit]| {
+            let of = |(kind, level, page): (TlbKind, u32, u64)| {
+                let is_it = |u: &&TlbUnit| {
+                    (u.kind, u.level) == (kind, level) && u.page_bytes.contains(&page)
+                };
+                found.iter().find(is_it).map(|u| (u.entries, u.ways)).unwrap()
+            };
+            [
+                (TlbKind::Data, 1, K4),
+                (TlbKind::Instruction, 1, M2),
+                (TlbKind::Data, 2, K4),
+                (TlbKind::Data, 2, M2),
+                (TlbKind::Instruction, 2, K4),
+            ]
+            .map(of)
         };
-        assert_eq!(of(TlbKind::Data, 1, K4), (72, None));
-        assert_eq!(of(TlbKind::Instruction, 1, M2), (64, None));
-        assert_eq!(of(TlbKind::Data, 2, K4), (3072, Some(8)));
-        assert_eq!(of(TlbKind::Data, 2, M2), (3072, Some(6)));
-        assert_eq!(of(TlbKind::Instruction, 2, K4), (512, Some(4)));
+        let (full, of) = (None, Some);
+        let first = |data| [(data, full), (64, full)];
+        let all = |data, second: [(u32, Option<u32>); 3]| [&first(data)[..], &second[..]].concat();
+        let of_milan = [(2048, of(8)), (2048, of(4)), (512, of(4))];
+        assert_eq!(sizes(&milan)[..], all(64, of_milan));
+        let of_genoa = [(3072, of(8)), (3072, of(6)), (512, of(4))];
+        assert_eq!(sizes(&genoa)[..], all(72, of_genoa));
+        let of_turin = [(4096, of(8)), (4096, of(4)), (2048, of(4))];
+        assert_eq!(sizes(&turin)[..], all(96, of_turin));
     }
 
     #[test]
@@ -135,6 +170,6 @@ mod tests {
     #[test]
     fn a_cpu_that_says_nothing_has_none() {
         assert!(intel([[0; 4]; 3].into_iter()).is_empty());
-        assert!(amd([0; 4], [0; 4]).is_empty());
+        assert!(amd([0; 4], [0; 4], [0; 4]).is_empty());
     }
 }
