@@ -81,6 +81,7 @@ export interface Trial {
   fault_counts?: number[];
   loads?: LoadFigures[];
   peak_resident_bytes?: number | null;
+  untouched_bytes?: number | null;
   speedup: Ratio | null;
   speedup_over_base: Ratio | null;
   took: Took;

@@ -396,6 +396,7 @@ fn trial_of(recipe: &Recipe, runs: &[Finished]) -> Trial {
         speedup_over_base: None,
         took: trial::took(&*recipe.mechanism, runs),
         peak_resident_bytes: median(&peaks),
+        untouched_bytes: None,
         exit: failed.unwrap_or(Exit::Code(0)),
     }
 }

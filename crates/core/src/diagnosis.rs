@@ -103,6 +103,10 @@ pub struct Trial {
     /// milliseconds, or the machine was busy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peak_resident_bytes: Option<u64>,
+    /// The peak beyond that on base pages: memory that large pages hold and the command never touched. It is
+    /// absent without a trial on base pages, and for that trial.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub untouched_bytes: Option<u64>,
     /// The end of the first run that failed; else success.
     pub exit: Exit,
 }
@@ -442,6 +446,7 @@ mod tests {
             speedup_over_base: None,
             took: Took { bytes: Some(1), fraction: Some(fraction), why: None },
             peak_resident_bytes: Some(peak_mb << 20),
+            untouched_bytes: None,
             exit: Exit::Code(0),
         }
     }

@@ -278,6 +278,7 @@ function trialColumns(diagnosis: Diagnosis, time: string): Column<Trial>[] {
       (trial) => (trial.speedup ? speedupStrip(trial.speedup, speedups) : null),
     ),
     number("memory", (trial) => quantity("bytes", trial.peak_resident_bytes)),
+    number("untouched", (trial) => quantity("bytes", trial.untouched_bytes)),
     number("large pages", (trial) => tookText(trial.took)),
     number("page faults", (trial) => quantity("count", median(trial.fault_counts ?? []))),
   ];

@@ -3,7 +3,9 @@
 use anyhow::{Result, anyhow, bail};
 use pagetax_core::diagnosis::Basis;
 use pagetax_core::load::Metric;
+use pagetax_core::units::Nanos;
 use pagetax_host::measure::trial::{Ready, Service};
+use std::time::Duration;
 
 /// The load of a server.
 #[derive(Debug, Default, clap::Args)]
@@ -16,6 +18,14 @@ pub struct LoadArgs {
     /// or command:LINE that succeeds
     #[arg(long, value_name = "PORT|WHAT", requires = "load")]
     ready: Option<String>,
+
+    /// The longest time until the server is ready
+    #[arg(long, value_name = "TIME", default_value = "1min", requires = "load")]
+    ready_limit: Nanos,
+
+    /// The longest time of the load
+    #[arg(long, value_name = "TIME", default_value = "10min", requires = "load")]
+    load_limit: Nanos,
 
     /// The figure of the load to compare by: throughput, p50, p99 or p999 of redis-benchmark, wrk, pgbench,
     /// memtier_benchmark or fio; less:REGEX or more:REGEX for a number in the output, in brackets
@@ -43,7 +53,9 @@ impl LoadArgs {
             .map_err(|hint| anyhow!("--metric {}\n  hint: {hint}", self.metric))?;
         Ok(Some(Service {
             ready,
+            ready_limit: Duration::from_nanos(self.ready_limit.0),
             load: load.clone(),
+            load_limit: Duration::from_nanos(self.load_limit.0),
             event: self.event.clone(),
             metric,
             load_time: None,

@@ -228,6 +228,7 @@ mod tests {
             speedup_over_base: None,
             took: Default::default(),
             peak_resident_bytes: None,
+            untouched_bytes: None,
             exit: pagetax_core::exit::Exit::Code(0),
         };
         assert_eq!(differs_from_itself(&trial(0.99, 1.1)), None);

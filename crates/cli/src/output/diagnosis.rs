@@ -150,6 +150,7 @@ fn short_trials(diagnosis: &Diagnosis, room: usize) -> String {
             diagnosis.basis.median_text(trial),
             if trial.name == AS_IS { "1".into() } else { ratio(trial.speedup) },
             trial.peak_resident_bytes.map_or(text::MISSING.into(), |b| Bytes(b).to_string()),
+            untouched(trial),
             share,
             median(&trial.fault_counts).map_or(text::MISSING.into(), text::count),
             if is_winner { "◀".into() } else { String::new() },
@@ -160,6 +161,7 @@ fn short_trials(diagnosis: &Diagnosis, room: usize) -> String {
         diagnosis.basis.heading(),
         "speed-up (95 %)",
         "memory",
+        "untouched",
         "large pages",
         "page faults",
         "",
@@ -169,12 +171,17 @@ fn short_trials(diagnosis: &Diagnosis, room: usize) -> String {
     let not_tried = not_tried(&diagnosis.skipped, room.saturating_sub(diagnosis.trials.len()));
     let shown = shown_trials(diagnosis, room.saturating_sub(not_tried.len()));
     let rows = shown.iter().map(row).collect();
-    let mut out = format!("\n{}", text::table(&headings, &[1, 3, 4, 5], rows));
+    let mut out = format!("\n{}", text::table(&headings, &[1, 3, 4, 5, 6], rows));
     let hidden = diagnosis.trials.len() - shown.len();
     if hidden > 0 {
         out += &format!("  {hidden} slower trials: --full\n");
     }
     out + &not_tried.concat()
+}
+
+/// Returns the memory that a trial holds and the command never touched.
+fn untouched(trial: &Trial) -> String {
+    trial.untouched_bytes.map_or(text::MISSING.into(), |bytes| Bytes(bytes).to_string())
 }
 
 /// Returns a line for each trial that was not made, or one for all if there is no room.
@@ -367,6 +374,7 @@ fn trials(trials: &[Trial]) -> String {
             if trial.name == AS_IS { "1".into() } else { ratio(trial.speedup) },
             if trial.name == BASE { "1".into() } else { ratio(trial.speedup_over_base) },
             peak.map_or(text::MISSING.into(), |bytes| Bytes(bytes).to_string()),
+            untouched(trial),
             took(&trial.took),
         ]
     };
@@ -379,10 +387,11 @@ fn trials(trials: &[Trial]) -> String {
         "speed-up (95 %)",
         "over base (95 %)",
         "peak memory",
+        "untouched",
         "on large pages",
     ];
     let rows = trials.iter().map(row).collect();
-    let mut out = text::heading("Trials") + &text::table(&headings, &[1, 2, 3, 4, 7, 8], rows);
+    let mut out = text::heading("Trials") + &text::table(&headings, &[1, 2, 3, 4, 7, 8, 9], rows);
     for trial in trials {
         if let Some(why) = &trial.took.why {
             out += &format!("  {}: {why}\n", trial.name);
@@ -445,6 +454,7 @@ mod tests {
                 why: (share < 0.9).then(|| "outside whole blocks of the mapping ".repeat(5)),
             },
             peak_resident_bytes: Some(277 << 20),
+            untouched_bytes: None,
             probe_ns: Vec::new(),
             steady_ns: Vec::new(),
             fault_counts: vec![faults; 3],

@@ -10,11 +10,13 @@ use std::collections::BTreeSet;
 /// fault where base pages take 512.
 const FAULTS_ALIKE: f64 = 0.05;
 
-/// Fills in each trial's speed-ups against the trials named [`AS_IS`] and [`BASE`]. A trial that needed no
+/// Fills in each trial's speed-ups against the trials named [`AS_IS`] and [`BASE`], and what it holds beyond
+/// what the command touches. A trial that needed no
 /// more rounds than it has was decided by a look: its intervals are those of that look, which later rounds of
 /// other trials do not change.
 pub fn compare_trials(trials: &mut [Trial], stopping: Stopping, basis: Basis) {
     steady(trials);
+    untouched(trials);
     let rounds: Vec<usize> = trials.iter().map(|trial| trial.runs_ns.len()).collect();
     let all = rounds.iter().copied().max().unwrap_or(0);
     for length in rounds.iter().copied().collect::<BTreeSet<_>>() {
@@ -23,6 +25,19 @@ pub fn compare_trials(trials: &mut [Trial], stopping: Stopping, basis: Basis) {
         let compared = speedups(trials, length, stopping, basis);
         let of_length = trials.iter_mut().zip(compared).filter(|(t, _)| t.runs_ns.len() == length);
         of_length.for_each(|(trial, of)| (trial.speedup, trial.speedup_over_base) = of);
+    }
+}
+
+/// Fills in the memory that each trial holds beyond a trial without large pages. On base pages, only what was
+/// touched is resident.
+fn untouched(trials: &mut [Trial]) {
+    let is_base = |trial: &Trial| trial.took.bytes == Some(0) && trial.exit.success();
+    let touched = trials.iter().filter(|trial| is_base(trial));
+    let touched = touched.filter_map(|trial| trial.peak_resident_bytes).max();
+    for trial in trials.iter_mut() {
+        let beyond =
+            trial.peak_resident_bytes.zip(touched).map(|(peak, of)| peak.saturating_sub(of));
+        trial.untouched_bytes = beyond.filter(|_| !is_base(trial));
     }
 }
 
@@ -128,6 +143,23 @@ mod tests {
         assert_eq!(undecided_of(vec![as_is(), crashed]), [false; 2]);
         let large = trial("thp-2M", 1_000, 1_000, 0.98);
         assert_eq!(undecided_of(vec![as_is(), unclear(), large]), [true, true, false]);
+    }
+
+    #[test]
+    fn memory_beyond_that_on_base_pages_was_never_touched() {
+        let of = |name, bytes, peak_mb| {
+            let took = Took { bytes, ..Took::default() };
+            Trial { took, ..trial(name, 1_000, peak_mb, 0.0) }
+        };
+        let untouched_of = |mut trials: Vec<Trial>| -> Vec<Option<u64>> {
+            compare_trials(&mut trials, Stopping::Fixed, Basis::Elapsed);
+            trials.iter().map(|trial| trial.untouched_bytes).collect()
+        };
+        let thp = || of("thp-2M", Some(80 << 20), 130);
+        assert_eq!(untouched_of(vec![of(AS_IS, Some(0), 100), thp()]), [None, Some(30 << 20)]);
+        let all = vec![of(AS_IS, Some(80 << 20), 120), of(BASE, Some(0), 90), thp()];
+        assert_eq!(untouched_of(all), [Some(30 << 20), None, Some(40 << 20)]);
+        assert_eq!(untouched_of(vec![of(AS_IS, None, 100), thp()]), [None; 2], "nothing is known");
     }
 
     #[test]

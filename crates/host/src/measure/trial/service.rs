@@ -14,10 +14,6 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-/// The longest time until a server is ready.
-const READY_MAX: Duration = Duration::from_secs(60);
-/// The longest load.
-const LOAD_MAX: Duration = Duration::from_secs(600);
 /// How often the server and its load are looked at.
 const LOOK: Duration = Duration::from_millis(10);
 /// The time that a server has to end after SIGTERM before it is killed.
@@ -32,8 +28,12 @@ const OUTPUT_MAX: u64 = 16 << 20;
 pub struct Service {
     /// The sign that the server is ready.
     pub ready: Ready,
+    /// The longest time until it is ready.
+    pub ready_limit: Duration,
     /// The line of a shell that loads it. Each run ends with it.
     pub load: String,
+    /// The longest time of that line.
+    pub load_limit: Duration,
     /// A line of a shell that runs in the middle of the load.
     pub event: Option<String>,
     /// The figure of the load.
@@ -150,10 +150,10 @@ impl Service {
         let begun = Instant::now();
         while !self.is_ready(starter, outputs)? {
             check(running, "before it was ready")?;
-            if begun.elapsed() > READY_MAX {
+            if begun.elapsed() > self.ready_limit {
                 let text = format!(
-                    "the server was not ready after {} s; see --ready",
-                    READY_MAX.as_secs()
+                    "the server was not ready after {} s; see --ready and --ready-limit",
+                    self.ready_limit.as_secs()
                 );
                 return Err(TrialError::Service(text));
             }
@@ -198,9 +198,11 @@ impl Service {
             if let Some(line) = event.take_if(|_| begun.elapsed() >= event_at) {
                 events.push(starter.shell(line, Stdio::null())?);
             }
-            if begun.elapsed() > LOAD_MAX {
-                let text =
-                    format!("the load did not end in {} s; give it less to do", LOAD_MAX.as_secs());
+            if begun.elapsed() > self.load_limit {
+                let text = format!(
+                    "the load did not end in {} s; give it less to do, or more time (--load-limit)",
+                    self.load_limit.as_secs()
+                );
                 return Err(TrialError::Service(text));
             }
         };
