@@ -12,6 +12,9 @@ use ratatui::crossterm::terminal::{disable_raw_mode, enable_raw_mode};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::Line;
 use ratatui::{DefaultTerminal, Frame};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use std::io::IsTerminal;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
@@ -142,8 +145,9 @@ pub fn show(
         if is_stale {
             screen.terminal.draw(|frame| draw(frame, model, is_ascii, has_color))?;
         }
-        is_stale = event::poll(Duration::from_nanos(LOOK_INTERVAL_NS))?;
-        let request = match is_stale.then(event::read).transpose()? {
+        let Some(event) = next_event()? else { break };
+        is_stale = event.is_some();
+        let request = match event {
             Some(Event::Key(key)) if key.kind != KeyEventKind::Release => {
                 let page = isize::from(screen.terminal.size()?.height as i16) / 2;
                 press(model, key, page.max(1))
@@ -207,8 +211,8 @@ fn wait(source: &mut dyn IntervalSource, model: &mut TopModel, mut child: Child)
 
 fn wait_for_key(source: &mut dyn IntervalSource, model: &mut TopModel) -> Result<()> {
     while !asked_to_stop() {
-        if event::poll(Duration::from_nanos(LOOK_INTERVAL_NS))? {
-            let Event::Key(key) = event::read()? else { continue };
+        let Some(event) = next_event()? else { break };
+        if let Some(Event::Key(key)) = event {
             let is_end = key.modifiers.contains(KeyModifiers::CONTROL);
             if is_end || matches!(key.code, KeyCode::Enter | KeyCode::Esc | KeyCode::Char('q')) {
                 return Ok(());
@@ -218,6 +222,37 @@ fn wait_for_key(source: &mut dyn IntervalSource, model: &mut TopModel) -> Result
         source.advance(model);
     }
     Ok(())
+}
+
+/// Waits a look for a key or another size, and returns it, if there was one; None if the terminal is gone.
+/// The library that reads keys never returns from a terminal that is gone.
+fn next_event() -> Result<Option<Option<Event>>> {
+    for wait_ns in [0, LOOK_INTERVAL_NS] {
+        if !is_there(wait_ns)? {
+            return Ok(None);
+        }
+        if event::poll(Duration::ZERO)? {
+            return Ok(Some(Some(event::read()?)));
+        }
+    }
+    Ok(Some(None))
+}
+
+/// Waits for input of the terminal, and returns true if the terminal is still there.
+fn is_there(wait_ns: u64) -> Result<bool> {
+    let input = std::io::stdin();
+    let time = Timespec::try_from(Duration::from_nanos(wait_ns))?;
+    if !input.is_terminal() {
+        // Keys come from the controlling terminal, whose end is a signal.
+        std::thread::sleep(Duration::from_nanos(wait_ns));
+        return Ok(true);
+    }
+    let mut polled = [PollFd::new(&input, PollFlags::IN)];
+    match poll(&mut polled, Some(&time)) {
+        Ok(_) | Err(Errno::INTR) => {}
+        Err(error) => return Err(error.into()),
+    }
+    Ok(!polled[0].revents().intersects(PollFlags::HUP | PollFlags::ERR))
 }
 
 #[cfg(test)]
