@@ -1,5 +1,7 @@
-//! `pagetax stat` beside measures that share no source with it: loads that time themselves, and the kernel's
-//! begin and end events of reclaim and compaction.
+//! `pagetax stat` beside measures that share no source with it: loads that time themselves, and the
+//! kernel's begin and end events of reclaim and compaction, and its account of delays for swap.
+
+mod taskstats;
 
 use super::Outcome;
 use super::swap::{Limited, Swap};
@@ -14,18 +16,25 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+use taskstats::{DelayAccount, TaskDelays};
 
 const C_SOURCE: &str = "xtask/src/bench/stat_loads.c";
 /// The time of each load. A tenth of it is 3 s, some 150 samples: 16 % at a confidence of 95 %.
 const SECONDS: &str = "30";
 /// The largest difference between stat and the direct measure.
 const LIMIT: f64 = 0.15;
-/// The processes of the load that only shows what `stat` takes, in percent of a CPU, and its limit.
+/// The processes of the load that only shows what `stat` and `top` take at their default intervals, as a
+/// share of a CPU, and its limit. `$0` is pagetax. `top` needs a terminal.
 const IDLE_COUNT: usize = 500;
-const IDLE: &str = "500 processes that sleep";
+const OWN: &[(&str, &str)] = &[
+    ("stat", r#"exec "$0" stat -q 1"#),
+    ("top", r#"TERM=xterm exec script -qec "stty rows 50 columns 120; exec $0 top" /dev/null"#),
+];
 const OWN_LIMIT: f64 = 0.005;
 /// The memory of loads that reclaim.
 const MIB: u64 = 64;
+/// The rows of stat for reads from swap and for direct reclaim, which taskstats accounts.
+const DELAYED: &[&str] = &["reclaim", "swap", "shootdown"];
 
 /// A load, the rows of stat that hold its cost, and the kernel's events of it, if it cannot time itself.
 struct StatLoad {
@@ -81,28 +90,34 @@ pub fn run(parts: &[String]) -> Result<Outcome> {
     let chosen = |load: &&StatLoad| parts.is_empty() || parts.iter().any(|part| part == load.name);
     for load in LOADS.iter().filter(chosen) {
         let seen = measure(load, &program, &file)?;
-        let off = seen.stat_s / seen.direct_s - 1.0;
-        worst = worst.max(off.abs());
-        rows.push(vec![
-            load.name.into(),
-            format!("{:.2} s", seen.direct_s),
-            load.event.map_or("by itself".into(), |event| format!("events {event}_begin, _end")),
-            format!("{:.2} s", seen.stat_s),
-            format!("{:+.0} %", off * 100.0),
-            format!("{:.2} %", seen.own_share * 100.0),
-        ]);
-        results.push(json!({
-            "load": load.name, "direct_s": seen.direct_s, "stat_s": seen.stat_s,
-            "own_share": seen.own_share,
-        }));
+        let own = format!("{:.2} %", seen.own_share * 100.0);
+        let mut compare = |name: &str, direct_s: f64, how: String, stat_s: f64| {
+            let off = stat_s / direct_s - 1.0;
+            worst = worst.max(off.abs());
+            let off = format!("{:+.0} %", off * 100.0);
+            let [direct, stat] = [direct_s, stat_s].map(|s| format!("{s:.2} s"));
+            rows.push(vec![name.into(), direct, how, stat, off, own.clone()]);
+            results.push(json!({"load": name, "direct_s": direct_s, "stat_s": stat_s, "own_share": seen.own_share}));
+        };
+        let how =
+            load.event.map_or("by itself".into(), |event| format!("events {event}_begin, _end"));
+        compare(load.name, seen.direct_s, how, seen.stat_s);
+        if let Some(delays) = seen.delays {
+            let name = format!("{}, reclaim and reads alone", load.name);
+            compare(&name, delays.seconds(), delays.to_string(), seen.delayed_s);
+        }
     }
-    let mut own_share = 0.0;
+    let mut own_share = 0f64;
     if parts.is_empty() || parts.iter().any(|part| part == "idle") {
-        own_share = among_idle()?;
-        let none = || "–".to_string();
-        let share = format!("{:.2} %", own_share * 100.0);
-        rows.push(vec![IDLE.into(), none(), none(), none(), none(), share]);
-        results.push(json!({ "load": IDLE, "own_share": own_share }));
+        for (name, script) in OWN {
+            let share = among_idle(script)?;
+            own_share = own_share.max(share);
+            let load = format!("{IDLE_COUNT} processes that sleep, {name}");
+            let none = || "–".to_string();
+            let text = format!("{:.2} %", share * 100.0);
+            rows.push(vec![load.clone(), none(), none(), none(), none(), text]);
+            results.push(json!({"load": load, "own_share": share}));
+        }
     }
     Ok(Outcome {
         headings: vec!["load", "direct", "measured", "pagetax stat", "off by", "its own CPU time"],
@@ -131,15 +146,19 @@ impl Drop for Ended {
     }
 }
 
-/// Returns the CPU time of `pagetax stat 1` ÷ the time, after its start, while many processes sleep.
-fn among_idle() -> Result<f64> {
+/// Returns the CPU time of a command of pagetax ÷ the time, after its start, while many processes sleep.
+fn among_idle(script: &str) -> Result<f64> {
     let mut all = Ended(Vec::new());
     for _ in 0..IDLE_COUNT {
         all.0.push(Command::new("sleep").arg("600").spawn()?);
     }
-    let stat = Command::new(pagetax()?).args(["stat", "-q", "1"]).stdout(Stdio::null()).spawn()?;
-    let pid = stat.id();
-    all.0.push(stat);
+    let mut command = Command::new("sh");
+    command.args(["-c", script, &pagetax()?]).stdin(Stdio::piped()).stdout(Stdio::null());
+    let watcher = command.spawn()?;
+    let shell = watcher.id();
+    all.0.push(watcher);
+    std::thread::sleep(Duration::from_secs(1));
+    let pid = child_of(shell);
     let seen = || -> Result<(u64, Instant)> { Ok((cpu_clock_ns(pid)?, Instant::now())) };
     std::thread::sleep(Duration::from_secs(5));
     let (before_ns, begun) = seen()?;
@@ -151,10 +170,14 @@ fn among_idle() -> Result<f64> {
 struct Measured {
     direct_s: f64,
     stat_s: f64,
+    /// The delays of a load that swaps, and the rows of stat for the same.
+    delays: Option<TaskDelays>,
+    delayed_s: f64,
     own_share: f64,
 }
 
 fn measure(load: &StatLoad, program: &Path, file: &Path) -> Result<Measured> {
+    let account = load.swaps.then(DelayAccount::switch_on).transpose()?;
     let _swap = load.swaps.then(|| Swap::zram(4 * MIB)).transpose()?;
     let limited = load.limited.then(|| Limited::new(MIB)).transpose()?;
     let mut command = match &limited {
@@ -175,6 +198,7 @@ fn measure(load: &StatLoad, program: &Path, file: &Path) -> Result<Measured> {
     let mut said = BufReader::new(child.stdout.take().context("no output")?).lines();
     ensure!(said.next().transpose()?.as_deref() == Some("up"), "{C_SOURCE} does not come up");
     let pid = child_of(child.id());
+    let delays = || account.as_ref().map(|account| account.delays(pid)).transpose();
     let trace = load.event.map(Trace::start).transpose()?;
     let document = tempfile::NamedTempFile::new()?;
     let json = format!("--json={}", document.path().display());
@@ -183,8 +207,10 @@ fn measure(load: &StatLoad, program: &Path, file: &Path) -> Result<Measured> {
         .stdout(Stdio::null())
         .spawn()?;
     std::thread::sleep(Duration::from_millis(500));
+    let delays_before = delays()?;
     input.write_all(b"\n")?;
     let own_s: f64 = said.next().transpose()?.context("the load said nothing")?.parse()?;
+    let delays = delays()?.zip(delays_before).map(|(after, before)| after.since(before));
     let events_s = trace.map(|trace| trace.seconds(pid)).transpose()?;
     std::thread::sleep(Duration::from_millis(1_200));
     shell::succeed(Command::new("kill").args(["-INT", &stat.id().to_string()]))?;
@@ -193,16 +219,19 @@ fn measure(load: &StatLoad, program: &Path, file: &Path) -> Result<Measured> {
     child.wait()?;
     let document: Value = serde_json::from_str(&fs::read_to_string(document.path())?)?;
     let intervals = document["intervals"].as_array().context("no intervals")?;
-    let rows =
-        intervals.iter().flat_map(|one| one["budget"]["cpu"].as_array().into_iter().flatten());
-    let rows = rows.filter(|row| load.rows.iter().any(|id| row["id"] == *id));
-    let stat_s = rows.filter_map(|row| row["ns"].as_f64()).sum::<f64>() / 1e9;
+    let seconds_of = |ids: &[&str]| -> f64 {
+        let rows = intervals.iter().filter_map(|one| one["budget"]["cpu"].as_array()).flatten();
+        let rows = rows.filter(|row| ids.iter().any(|id| row["id"] == *id));
+        rows.filter_map(|row| row["ns"].as_f64()).sum::<f64>() / 1e9
+    };
     let total = |pointer: &str| -> f64 {
         intervals.iter().filter_map(|one| one.pointer(pointer)?.as_f64()).sum()
     };
     Ok(Measured {
         direct_s: events_s.unwrap_or(own_s),
-        stat_s,
+        stat_s: seconds_of(load.rows),
+        delayed_s: seconds_of(DELAYED),
+        delays,
         own_share: total("/readings/own_cpu_ns/value") / total("/elapsed_ns"),
     })
 }
