@@ -5,9 +5,11 @@
 
 mod bills;
 mod collection;
+mod culprits;
 mod diagnose;
 mod engine;
 mod faults;
+mod guest;
 mod live;
 mod noise;
 mod null;
@@ -65,6 +67,11 @@ const BENCHES: &[Bench] = &[
         name: "collection",
         what: "wall time of real programs under collection against that of bare ones (limit: 2 %)",
         run: collection::run,
+    },
+    Bench {
+        name: "culprits",
+        what: "the process and cgroup that stat names for kswapd in a guest of 1 GB (limit: 9 of 10)",
+        run: |_| culprits::run(),
     },
     Bench {
         name: "anon-fault",

@@ -1,4 +1,4 @@
-// The first process of the guest of `cargo xtask bench reclaim guest`: mounts, loads the driver of the disk, and
+// The first process of the guests of benches: mounts, loads the driver of the disk, and
 // becomes the script. Debian's cloud kernels have that driver as a module, and a small root has no insmod.
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -17,6 +17,7 @@ int main(void) {
     place("proc", "/proc", "proc");
     place("sys", "/sys", "sysfs");
     place("dev", "/dev", "devtmpfs");
+    mount("none", "/sys/fs/cgroup", "cgroup2", 0, "");
     int driver = open("/virtio_blk.ko", O_RDONLY);
     if (syscall(SYS_finit_module, driver, "", 0)) perror("virtio_blk");
     for (int tries = 0; place("/dev/vda", "/files", "ext4") && tries < 100; tries++) usleep(100000);

@@ -1,0 +1,41 @@
+# Plants ten culprits of kswapd one after the other, and writes what `pagetax stat` says of each to the serial line.
+export PATH=/bin HOME=/ LC_ALL=C
+cd /
+
+# placed CGROUP KIND RATE: starts a process in a cgroup.
+placed() {
+    mkdir -p "/sys/fs/cgroup/$1"
+    sh -c "echo \$\$ >/sys/fs/cgroup/$1/cgroup.procs; exec allocates $2 $3 /files/$1" &
+    pids="$pids $!"
+}
+
+# planted NUMBER KIND: a culprit of a kind among five innocents. Four of them allocate, each an eighth of its rate. The
+# fifth only computes.
+planted() {
+    pids=""
+    placed innocent1 file 10
+    placed innocent2 anon 10
+    placed "culprit$1" "$2" 80
+    culprit=$!
+    placed innocent3 file 10
+    placed innocent4 anon 10
+    placed innocent5 none 0
+    # Until the page cache has all memory.
+    sleep 12
+    pagetax stat -q --json=/stat.json 1 8 >/dev/null 2>/stat.err || cat /stat.err
+    kill $pids
+    wait $pids
+    echo
+    echo "@@run $culprit /culprit$1 $2"
+    cat /stat.json
+    echo
+    echo "@@end"
+}
+
+for number in 1 2 3 4 5; do
+    planted $number file
+    planted $((number + 5)) anon
+done
+echo "@@done"
+echo o >/proc/sysrq-trigger
+sleep 60

@@ -1,0 +1,88 @@
+//! The process and the cgroup that `pagetax stat` names for the work of kswapd and kcompactd, beside the
+//! planted one: ten runs in a guest of 1 GB.
+
+use super::{Outcome, guest};
+use crate::shell;
+use anyhow::{Context, Result, ensure};
+use pagetax_core::document;
+use pagetax_core::system_stat::SystemStat;
+use serde_json::json;
+
+const SCRIPT: &str = "xtask/src/bench/culprits/guest.sh";
+const SOURCE: &str = "xtask/src/bench/culprits/allocates.c";
+/// The runs whose culprit stat has to name, of ten.
+const PROMISED_OF_TEN: usize = 9;
+
+/// A planted culprit, and the total of `stat` over the run.
+struct PlantedRun {
+    pid: u32,
+    cgroup: String,
+    kind: String,
+    stat: SystemStat,
+}
+
+impl PlantedRun {
+    fn parse(text: &str) -> Result<PlantedRun> {
+        let (head, rest) = text.split_once('\n').context("a run has a head")?;
+        let words: Vec<&str> = head.split(' ').collect();
+        let [pid, cgroup, kind] = words[..] else { anyhow::bail!("`{head}` names no culprit") };
+        let stat = rest.split("@@end").next().unwrap_or_default();
+        Ok(PlantedRun {
+            pid: pid.parse()?,
+            cgroup: cgroup.into(),
+            kind: kind.into(),
+            stat: document::from_json(stat.trim()).with_context(|| stat.to_string())?,
+        })
+    }
+}
+
+/// Runs the guest.
+pub fn run() -> Result<Outcome> {
+    let program = std::env::var("PAGETAX").or_else(|_| shell::pagetax())?;
+    let text = guest::run(&program, SCRIPT, &[SOURCE])?;
+    let runs = text.split("@@run ").skip(1).map(PlantedRun::parse).collect::<Result<Vec<_>>>()?;
+    ensure!(!runs.is_empty(), "no run:\n{text}");
+    let (mut rows, mut results) = (Vec::new(), Vec::new());
+    let (mut processes, mut cgroups) = (0, 0);
+    for run in &runs {
+        let total = run.stat.total.as_ref().context("stat has no interval")?;
+        let first = total.culprits.first();
+        processes += usize::from(first.is_some_and(|first| first.pid == run.pid));
+        let is_named = first.and_then(|first| first.cgroup.as_deref()) == Some(&run.cgroup);
+        cgroups += usize::from(is_named);
+        let named = first.map_or("nobody".into(), |first| {
+            let percent = |share: f64| format!("{:.0}", share * 100.0);
+            let cgroup = first.cgroup.as_deref().unwrap_or("no cgroup");
+            let shares = [first.share, first.low, first.high].map(percent);
+            format!("{cgroup}: {} % ({}–{})", shares[0], shares[1], shares[2])
+        });
+        let ms = |id: &str| {
+            let ns = total.budget.row(id).and_then(|row| row.ns);
+            ns.map_or("–".into(), |ns| format!("{:.0} ms", ns as f64 / 1e6))
+        };
+        let daemons = ["background_reclaim", "background_compaction"].map(ms);
+        rows.push(
+            vec![run.cgroup.clone(), run.kind.clone(), named].into_iter().chain(daemons).collect(),
+        );
+        results.push(json!({"pid": run.pid, "cgroup": run.cgroup, "kind": run.kind, "named": total.culprits}));
+    }
+    let count = runs.len();
+    let summary = format!("process {processes} of {count}, cgroup {cgroups} of {count}");
+    rows.push(vec!["named".into(), String::new(), summary, String::new(), String::new()]);
+    let enough = |hits: usize| hits * 10 >= PROMISED_OF_TEN * count;
+    Ok(Outcome {
+        headings: vec![
+            "planted",
+            "takes pages of",
+            "first of stat (share of allocations)",
+            "kswapd",
+            "kcompactd",
+        ],
+        rows,
+        json: json!(results),
+        promise: (
+            "stat names the planted process and its cgroup in at least 9 of 10 runs".into(),
+            count >= 10 && enough(processes) && enough(cgroups),
+        ),
+    })
+}
