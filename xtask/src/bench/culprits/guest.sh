@@ -13,24 +13,29 @@ placed() {
 # fifth only computes.
 planted() {
     pids=""
-    placed innocent1 file 10
-    placed innocent2 anon 10
-    placed "culprit$1" "$2" 80
+    placed innocent1 file 2
+    placed innocent2 anon 2
+    placed "culprit$1" "$2" 16
     culprit=$!
-    placed innocent3 file 10
-    placed innocent4 anon 10
+    placed innocent3 file 2
+    placed innocent4 anon 2
     placed innocent5 none 0
-    # Until the page cache has all memory.
-    sleep 12
+    sleep 6
     pagetax stat -q --json=/stat.json 1 8 >/dev/null 2>/stat.err || cat /stat.err
-    kill $pids
-    wait $pids
     echo
     echo "@@run $culprit /culprit$1 $2"
     cat /stat.json
     echo
     echo "@@end"
+    kill $pids
+    wait $pids
 }
+
+# The page cache gets all memory, so that kswapd has to work for each page.
+allocates file 100000 /files/fill &
+sleep 15
+kill $!
+wait
 
 for number in 1 2 3 4 5; do
     planted $number file

@@ -12,10 +12,14 @@ const SCRIPT: &str = "xtask/src/bench/culprits/guest.sh";
 const SOURCE: &str = "xtask/src/bench/culprits/allocates.c";
 /// The runs whose culprit stat has to name, of ten.
 const PROMISED_OF_TEN: usize = 9;
+/// A process is planted as the culprit if it took so many times as much as any other.
+const LEAD_MIN: f64 = 2.0;
 
 /// A planted culprit, and the total of `stat` over the run.
 struct PlantedRun {
     pid: u32,
+    /// The MiB that it took ÷ the most that another process took.
+    lead: f64,
     cgroup: String,
     kind: String,
     stat: SystemStat,
@@ -26,8 +30,15 @@ impl PlantedRun {
         let (head, rest) = text.split_once('\n').context("a run has a head")?;
         let words: Vec<&str> = head.split(' ').collect();
         let [pid, cgroup, kind] = words[..] else { anyhow::bail!("`{head}` names no culprit") };
-        let stat = rest.split("@@end").next().unwrap_or_default();
+        let (stat, rest) = rest.split_once("@@end").context("a run ends")?;
+        let took = rest.lines().filter_map(|line| {
+            let (pid, mib) = line.strip_prefix("@@took ")?.split_once(' ')?;
+            Some((pid.to_string(), mib.parse::<f64>().ok()?))
+        });
+        let (own, others): (Vec<_>, Vec<_>) = took.partition(|(taker, _)| taker == pid);
+        let own = own.first().context("the culprit does not say what it took")?.1;
         Ok(PlantedRun {
+            lead: own / others.iter().map(|(_, mib)| *mib).fold(1.0, f64::max),
             pid: pid.parse()?,
             cgroup: cgroup.into(),
             kind: kind.into(),
@@ -61,19 +72,31 @@ pub fn run() -> Result<Outcome> {
             ns.map_or("–".into(), |ns| format!("{:.0} ms", ns as f64 / 1e6))
         };
         let daemons = ["background_reclaim", "background_compaction"].map(ms);
+        ensure!(run.lead > LEAD_MIN, "{} took only {:.1} times as much", run.cgroup, run.lead);
         rows.push(
-            vec![run.cgroup.clone(), run.kind.clone(), named].into_iter().chain(daemons).collect(),
+            vec![run.cgroup.clone(), run.kind.clone(), format!("{:.1}", run.lead), named]
+                .into_iter()
+                .chain(daemons)
+                .collect(),
         );
-        results.push(json!({"pid": run.pid, "cgroup": run.cgroup, "kind": run.kind, "named": total.culprits}));
+        results.push(json!({"pid": run.pid, "cgroup": run.cgroup, "kind": run.kind, "lead": run.lead, "named": total.culprits}));
     }
     let count = runs.len();
     let summary = format!("process {processes} of {count}, cgroup {cgroups} of {count}");
-    rows.push(vec!["named".into(), String::new(), summary, String::new(), String::new()]);
+    rows.push(vec![
+        "named".into(),
+        String::new(),
+        String::new(),
+        summary,
+        String::new(),
+        String::new(),
+    ]);
     let enough = |hits: usize| hits * 10 >= PROMISED_OF_TEN * count;
     Ok(Outcome {
         headings: vec![
             "planted",
             "takes pages of",
+            "times the next one",
             "first of stat (share of allocations)",
             "kswapd",
             "kcompactd",
