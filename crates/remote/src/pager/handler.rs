@@ -8,13 +8,12 @@
 mod soft_refault;
 mod zeros;
 
-use super::fault_around::FaultAround;
 use super::frame_pool::SpareFrames;
 use super::install::{install, install_one, install_spare};
 use super::mask::{PageMask, bits, ends, mask_of, run_of, runs};
+use super::policy::{Readahead, ReadaheadPolicy, StoredPage, last_run_boundary, next_run_boundary};
 use super::shared::{NO_CPU, SharedPager};
 use super::stats::add;
-use super::stream_prefetcher::{Readahead, StreamPrefetcher, last_run_boundary, next_run_boundary};
 use super::sys::memory::Pages;
 use super::sys::sigbus::ServeFault;
 use super::sys::threads;
@@ -45,8 +44,7 @@ const ANNOUNCE_FROM_PAGES: usize = RUN_PAGES_MAX / 2;
 pub struct FaultHandler {
     shared: Arc<SharedPager>,
     reader: Box<dyn PageReader>,
-    prefetcher: StreamPrefetcher,
-    fault_around: FaultAround,
+    readahead: ReadaheadPolicy,
     /// The buffer of fetched pages before they are installed.
     buffer: Pages,
     zeros: Pages,
@@ -63,14 +61,12 @@ impl FaultHandler {
         let mut buffer = Pages::reserve(RUN_PAGES_MAX)?;
         buffer.bytes_mut(0, RUN_PAGES_MAX).fill(1);
         let zeros = Pages::reserve(CLUSTER_PAGES)?;
-        let (prefetcher, fault_around) = (StreamPrefetcher::default(), FaultAround::default());
         let placement = ThreadAffinity::of_this_thread();
         let pending = Vec::with_capacity(FAULTS_MAX);
         Ok(FaultHandler {
             shared,
             reader,
-            prefetcher,
-            fault_around,
+            readahead: ReadaheadPolicy::default(),
             buffer,
             zeros,
             pending,
@@ -173,7 +169,7 @@ impl FaultHandler {
         let shared = self.shared.clone();
         shared.table.prefetch(page);
         let ahead = match shared.options.prefetch {
-            true => self.prefetcher.fault(page),
+            true => self.readahead.fault(page),
             false => Readahead::Nothing,
         };
         add(&shared.stats.fault_count, 1);
@@ -193,10 +189,12 @@ impl FaultHandler {
             PageLocation::Stored => {
                 held.set(page, state.at(PageLocation::Fetching));
                 drop(held);
-                let ahead = match ahead {
-                    Readahead::Nothing => self.choose_fault_around(page, state),
-                    predicted => predicted,
+                let stored = StoredPage {
+                    used: shared.used(),
+                    stored: shared.table.away().saturating_sub(shared.staged()),
+                    dropped_since: shared.dropped_since(state),
                 };
+                let ahead = self.readahead.page_in(page, ahead, stored);
                 if ahead == Readahead::Nothing {
                     return self.pending.push(page);
                 }
@@ -248,18 +246,6 @@ impl FaultHandler {
         }
         self.shared.uffd.wake(at);
         false
-    }
-
-    /// Returns the neighbours to fetch with a stored page.
-    fn choose_fault_around(&mut self, page: usize, state: PageState) -> Readahead {
-        let shared = &self.shared;
-        let here = shared.used();
-        let stored = shared.table.away().saturating_sub(shared.staged());
-        let count = self.fault_around.page_in(here, stored, shared.dropped_since(state));
-        match count {
-            1 => Readahead::Nothing,
-            _ => Readahead::Around(page % count, count - 1 - page % count),
-        }
     }
 
     /// Fetches a page from the store, together with its readahead.
@@ -503,9 +489,9 @@ mod tests {
 
     #[test]
     fn runs_fit_the_buffer() {
-        let mut prefetcher = StreamPrefetcher::default();
+        let mut readahead = ReadaheadPolicy::default();
         for page in 1..10_000 {
-            if let Readahead::Up(pages) | Readahead::Down(pages) = prefetcher.fault(page) {
+            if let Readahead::Up(pages) | Readahead::Down(pages) = readahead.fault(page) {
                 assert!(pages < RUN_PAGES_MAX);
             }
         }

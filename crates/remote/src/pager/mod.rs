@@ -22,17 +22,16 @@
 
 pub mod doctor;
 mod evictor;
-mod fault_around;
 mod frame_pool;
 mod handler;
 mod install;
 mod job_memory;
 mod mask;
 mod options;
+mod policy;
 pub mod replacement;
 mod shared;
 mod stats;
-mod stream_prefetcher;
 mod sys;
 mod table;
 #[cfg(test)]

@@ -9,6 +9,7 @@ mod queue;
 mod room;
 
 use super::options::{EvictionMethod, Features, PagerOptions};
+use super::policy::{BlockUse, Thresholds, VictimQueue};
 use super::stats::{PagerStats, add};
 use super::sys::lock::{Lock, Signal};
 use super::sys::memory::{OwnMemory, PageSpan, Pages, ZeroedTable};
@@ -19,10 +20,8 @@ use super::table::{
 };
 use crate::page::PageRun;
 use crate::store::{RegionId, StoreError};
-pub use room::Thresholds;
 use rustix::io::Errno;
 use rustix::mm::Advice;
-use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -106,8 +105,7 @@ pub struct SharedPager {
     pub(super) table: PageTable,
     /// The number of frames in each staging block.
     pub(super) frames: ZeroedTable<AtomicU32>,
-    /// The use of each staging block: the evicted-page count at its first soft refault (high 32
-    /// bits), and its number of soft refaults (low 32 bits). Only the handler writes it.
+    /// The [`BlockUse`] of each staging block. Only the handler writes it.
     uses: ZeroedTable<AtomicU64>,
     region: AtomicU64,
     /// The lock of the thread that serves faults, and the lock of the evictor while it works. A
@@ -142,7 +140,7 @@ pub struct SharedPager {
     may_overflow: AtomicBool,
     is_short: AtomicBool,
     shortage: Mutex<MemoryShortage>,
-    queue: Mutex<VecDeque<u32>>,
+    queue: Mutex<VictimQueue>,
     dropped: Mutex<Vec<PageRun>>,
     /// Pages that other mappings have replaced.
     replaced: Mutex<Vec<std::ops::Range<usize>>>,
@@ -302,8 +300,8 @@ impl SharedPager {
             pages.for_each(|page| held.set(page, held.get(page).with_in_store(false)));
         };
         // A page in the store is resident, so its cluster is in the queue, or it was dropped.
-        for cluster in lock(&self.queue).iter() {
-            let held = self.table.hold(*cluster as usize);
+        for cluster in lock(&self.queue).clusters() {
+            let held = self.table.hold(cluster);
             forget(&held, held.pages());
         }
         for run in self.take_dropped() {
@@ -388,20 +386,11 @@ impl SharedPager {
     /// Counts a soft refault of a block. Returns true if, at this rate, all its pages refault before the
     /// staged pages are replaced.
     pub fn is_refaulted_whole(&self, block: u32) -> bool {
-        let (uses, now) = (&self.uses[block as usize], self.pages_evicted());
-        let before = uses.load(Relaxed);
-        if before == 0 {
-            uses.store(now << 32 | 1, Relaxed);
-            return false;
-        }
-        uses.store(before + 1, Relaxed);
-        let times = (before as u32 + 1) as usize;
-        let since_first = (now - (before >> 32)) as u32 as usize;
-        times * self.thresholds.staged >= since_first * CLUSTER_PAGES
-    }
-
-    fn pages_evicted(&self) -> u64 {
-        self.stats.evicted_count.load(Relaxed)
+        let (uses, evicted) = (&self.uses[block as usize], self.stats.evicted_count.load(Relaxed));
+        let before = BlockUse(uses.load(Relaxed));
+        let (now, is_whole) = before.refault(evicted, self.thresholds.staged);
+        uses.store(now.0, Relaxed);
+        is_whole
     }
 
     /// Returns the state of a page that is dropped from memory now.

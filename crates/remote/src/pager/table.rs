@@ -5,6 +5,7 @@
 //! The table takes twelve bytes a page and eight a cluster, and memory only where pages were
 //! touched.
 
+use super::policy::ClusterMarks;
 use super::sys::lock::{Guard, MarkedLock};
 use super::sys::memory::ZeroedTable;
 use crate::page::PageMac;
@@ -143,9 +144,6 @@ pub fn cluster_of(page: usize) -> usize {
     page / CLUSTER_PAGES
 }
 
-const QUEUED: u32 = 1;
-const REFAULTED: u32 = 2;
-
 /// The states of all pages.
 #[derive(Debug)]
 pub struct PageTable {
@@ -214,20 +212,11 @@ impl PageTable {
     pub fn hold(&self, cluster: usize) -> HeldCluster<'_> {
         HeldCluster { table: self, cluster, _guard: self.clusters[cluster].lock.lock() }
     }
+}
 
-    /// Returns and clears the mark of a refault.
-    pub fn take_refaulted(&self, cluster: usize) -> bool {
-        self.clusters[cluster].marks.fetch_and(!REFAULTED, Relaxed) & REFAULTED != 0
-    }
-
-    /// Marks a cluster as queued for eviction. Returns false if it was queued already.
-    pub fn mark_queued(&self, cluster: usize) -> bool {
-        self.clusters[cluster].marks.fetch_or(QUEUED, Relaxed) & QUEUED == 0
-    }
-
-    /// Marks a cluster as no longer queued.
-    pub fn mark_unqueued(&self, cluster: usize) {
-        self.clusters[cluster].marks.fetch_and(!QUEUED, Relaxed);
+impl ClusterMarks for PageTable {
+    fn marks(&self, cluster: usize) -> &AtomicU32 {
+        &self.clusters[cluster].marks
     }
 }
 
@@ -277,7 +266,7 @@ impl HeldCluster<'_> {
 
     /// Marks the cluster for a second chance: one of its pages was evicted too early.
     pub fn mark_refaulted(&self) {
-        self.table.clusters[self.cluster].marks.fetch_or(REFAULTED, Relaxed);
+        self.table.mark_refaulted(self.cluster);
     }
 }
 

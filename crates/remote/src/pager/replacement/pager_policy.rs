@@ -1,18 +1,18 @@
-//! The policy of the pager: its own thresholds, queue, streams and fault-around, with an evictor that keeps
-//! up with the faults.
+//! The pager's policy: the decisions of [`super::super::policy`], with an evictor that keeps up with the faults.
 //!
 //! Differences from the pager: pages that the program never uses are not filled with zeros ahead of it,
 //! allocations lie at the addresses of the recording, and one thread waits at a time.
 
-use super::super::fault_around::FaultAround;
 use super::super::options::EvictionMethod;
-use super::super::shared::Thresholds;
-use super::super::stream_prefetcher::{Readahead, StreamPrefetcher};
+use super::super::policy::{
+    BlockUse, ClusterMarks, Readahead, ReadaheadPolicy, StoredPage, Thresholds, VictimQueue,
+};
 use super::super::table::CLUSTER_PAGES;
 use super::references::References;
 use super::{Policy, PolicyCounts};
 use crate::page::RUN_PAGES_MAX;
 use std::collections::VecDeque;
+use std::sync::atomic::AtomicU32;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum SimulatedLocation {
@@ -30,16 +30,20 @@ struct Block {
     cluster: u32,
     /// The frames that count against the limit.
     frames: usize,
-    /// The pages evicted before its first soft refault, and the number of soft refaults.
-    first_use: (u64, usize),
+    uses: BlockUse,
 }
 
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Default)]
 struct SimulatedCluster {
     first: u32,
     pages: u32,
-    is_queued: bool,
-    is_refaulted: bool,
+    marks: AtomicU32,
+}
+
+impl ClusterMarks for Vec<SimulatedCluster> {
+    fn marks(&self, cluster: usize) -> &AtomicU32 {
+        &self[cluster].marks
+    }
 }
 
 pub(super) struct PagerPolicy<'a> {
@@ -49,7 +53,7 @@ pub(super) struct PagerPolicy<'a> {
     is_changed: Vec<bool>,
     cluster_of: Vec<u32>,
     clusters: Vec<SimulatedCluster>,
-    queue: VecDeque<u32>,
+    queue: VictimQueue,
     /// The blocks by number; the first is `first_block`, the oldest that is staged.
     blocks: VecDeque<Block>,
     first_block: u32,
@@ -58,8 +62,7 @@ pub(super) struct PagerPolicy<'a> {
     stored: usize,
     dropped: u64,
     evicted: u64,
-    prefetcher: StreamPrefetcher,
-    fault_around: FaultAround,
+    readahead: ReadaheadPolicy,
     counts: PolicyCounts,
 }
 
@@ -85,7 +88,7 @@ impl<'a> PagerPolicy<'a> {
             is_changed: vec![false; addresses.len()],
             cluster_of,
             clusters,
-            queue: VecDeque::new(),
+            queue: VictimQueue::default(),
             blocks: VecDeque::new(),
             first_block: 0,
             used: 0,
@@ -93,8 +96,7 @@ impl<'a> PagerPolicy<'a> {
             stored: 0,
             dropped: 0,
             evicted: 0,
-            prefetcher: StreamPrefetcher::default(),
-            fault_around: FaultAround::default(),
+            readahead: ReadaheadPolicy::default(),
             counts: PolicyCounts::default(),
         }
     }
@@ -132,10 +134,9 @@ impl<'a> PagerPolicy<'a> {
 
     fn make_resident(&mut self, page: u32) {
         self.locations[page as usize] = SimulatedLocation::Resident;
-        let number = self.cluster_of[page as usize];
-        let cluster = &mut self.clusters[number as usize];
-        if !std::mem::replace(&mut cluster.is_queued, true) {
-            self.queue.push_back(number);
+        let cluster = self.cluster_of[page as usize] as usize;
+        if self.clusters.mark_queued(cluster) {
+            self.queue.push(cluster);
         }
     }
 
@@ -154,31 +155,16 @@ impl<'a> PagerPolicy<'a> {
     fn evict_batch(&mut self) -> bool {
         let (mut pages, mut looks) = (0, self.queue.len());
         while pages < self.thresholds.batch && looks > 0 {
-            let Some(cluster) = self.next_victim() else { break };
-            pages += self.stage(cluster);
+            let Some(cluster) = self.queue.take_next(&self.clusters) else { break };
+            pages += self.stage(cluster as u32);
             looks -= 1;
         }
         pages > 0
     }
 
-    fn next_victim(&mut self) -> Option<u32> {
-        for _ in 0..self.queue.len() {
-            let number = self.queue.pop_front()?;
-            let cluster = &mut self.clusters[number as usize];
-            if !std::mem::take(&mut cluster.is_refaulted) {
-                cluster.is_queued = false;
-                return Some(number);
-            }
-            self.queue.push_back(number);
-        }
-        let number = self.queue.pop_front()?;
-        self.clusters[number as usize].is_queued = false;
-        Some(number)
-    }
-
     /// Moves the resident pages of a cluster to a new block. Returns their number.
     fn stage(&mut self, number: u32) -> usize {
-        let SimulatedCluster { first, pages, .. } = self.clusters[number as usize];
+        let &SimulatedCluster { first, pages, .. } = &self.clusters[number as usize];
         let block = self.first_block + self.blocks.len() as u32;
         let mut count = 0;
         for page in first..first + pages {
@@ -190,7 +176,11 @@ impl<'a> PagerPolicy<'a> {
             }
         }
         if count > 0 {
-            self.blocks.push_back(Block { cluster: number, frames: count, first_use: (0, 0) });
+            self.blocks.push_back(Block {
+                cluster: number,
+                frames: count,
+                uses: BlockUse::default(),
+            });
             (self.staged, self.evicted) = (self.staged + count, self.evicted + count as u64);
         }
         count
@@ -198,7 +188,7 @@ impl<'a> PagerPolicy<'a> {
 
     fn release_oldest(&mut self) -> bool {
         let Some(block) = self.blocks.pop_front() else { return false };
-        let SimulatedCluster { first, pages, .. } = self.clusters[block.cluster as usize];
+        let &SimulatedCluster { first, pages, .. } = &self.clusters[block.cluster as usize];
         for page in first..first + pages {
             if self.location(page) == SimulatedLocation::Staged(self.first_block) {
                 self.locations[page as usize] = SimulatedLocation::Stored(self.dropped);
@@ -242,13 +232,8 @@ impl<'a> PagerPolicy<'a> {
         let Some(of) = self.blocks.get_mut((block - self.first_block) as usize) else {
             return false;
         };
-        let is_first = of.first_use.1 == 0;
-        if is_first {
-            of.first_use.0 = evicted;
-        }
-        of.first_use.1 += 1;
-        let since_first = (evicted - of.first_use.0) as usize;
-        let is_whole = !is_first && of.first_use.1 * staged >= since_first * CLUSTER_PAGES;
+        let (uses, is_whole) = of.uses.refault(evicted, staged);
+        of.uses = uses;
         let cluster = of.cluster as usize;
         let (first, pages) = (self.clusters[cluster].first, self.clusters[cluster].pages);
         let same: Vec<u32> = (first..first + pages)
@@ -264,7 +249,7 @@ impl<'a> PagerPolicy<'a> {
         } else {
             self.make_resident(page);
         }
-        self.clusters[cluster].is_refaulted = true;
+        self.clusters.mark_refaulted(cluster);
         is_moved
     }
 
@@ -272,21 +257,12 @@ impl<'a> PagerPolicy<'a> {
     fn page_in(&mut self, page: u32, stamp: u64, ahead: Readahead) {
         self.counts.page_in_count += 1;
         self.fetch(page);
-        let ahead = match ahead {
-            Readahead::Nothing => {
-                let since = (self.dropped - stamp) as usize;
-                let stored = self.stored + 1;
-                match self.fault_around.page_in(self.used, stored, since) {
-                    1 => Readahead::Nothing,
-                    count => {
-                        let before = self.addresses[page as usize] as usize % count;
-                        Readahead::Around(before, count - 1 - before)
-                    }
-                }
-            }
-            predicted => predicted,
+        let stored = StoredPage {
+            used: self.used,
+            stored: self.stored + 1,
+            dropped_since: (self.dropped - stamp) as usize,
         };
-        match ahead {
+        match self.readahead.page_in(self.addresses[page as usize] as usize, ahead, stored) {
             Readahead::Nothing => {}
             Readahead::Up(pages) => self.fetch_run(page, 1, pages),
             Readahead::Down(pages) => self.fetch_run(page, -1, pages),
@@ -323,7 +299,7 @@ impl Policy for PagerPolicy<'_> {
     fn access(&mut self, page: u32, is_write: bool) {
         let location = self.location(page);
         if location != SimulatedLocation::Resident {
-            let ahead = self.prefetcher.fault(self.addresses[page as usize] as usize);
+            let ahead = self.readahead.fault(self.addresses[page as usize] as usize);
             while self.free() == 0 && self.make_room() {}
             // Making room may have dropped the page from its block.
             let room = self.take_room(1);

@@ -8,7 +8,7 @@
 //! Source: the kernel's refault distance (mm/workingset.c): the number of evictions since a page's own
 //! shows if it was evicted too early.
 
-use super::table::CLUSTER_PAGES;
+use super::super::table::CLUSTER_PAGES;
 
 /// The fraction (1/4) of the resident pages within which an eviction is recent.
 const RECENT_FRACTION: usize = 4;

@@ -1,0 +1,24 @@
+//! The replacement policy: the pager's decisions, without its threads, locks and system calls. The
+//! simulator ([`super::replacement`]) makes the same calls, so it replays this policy and no copy of it.
+//!
+//! | Decision | Made by | Rule |
+//! |---|---|---|
+//! | when to evict, and how much | [`Thresholds`] | a small free room, an eighth of the limit staged |
+//! | the next cluster to evict | [`VictimQueue`] | FIFO; a cluster with a soft refault goes round once more |
+//! | the pages that a soft refault brings back | [`BlockUse`] | the page, or all pages of its block if all refault |
+//! | the pages that come with a fault | [`ReadaheadPolicy`] | a stream's window, else a stride, else neighbours |
+//! | neighbours or none | [`FaultAround`] | the refault distance of recently evicted pages |
+
+mod block_use;
+mod fault_around;
+mod readahead;
+mod stream_prefetcher;
+mod thresholds;
+mod victims;
+
+pub use block_use::BlockUse;
+pub use fault_around::FaultAround;
+pub use readahead::{ReadaheadPolicy, StoredPage};
+pub use stream_prefetcher::{Readahead, StreamPrefetcher, last_run_boundary, next_run_boundary};
+pub use thresholds::Thresholds;
+pub use victims::{ClusterMarks, VictimQueue};
