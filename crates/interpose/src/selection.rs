@@ -1,8 +1,8 @@
 //! The choice of malloc's and mmap's memory that gets large pages, and a log of all such memory.
 //!
 //! Memory is named by what survives a restart: its kind, the size class of a mapping, and its bytes in the
-//! order of allocation. By default all is chosen. [`only`] restricts that to ranges, for programs that allocate
-//! in the same order each time. [`log_to`] names a file that gets a line for each piece of memory:
+//! order of allocation. By default all is chosen. [`only`] restricts that to ranges, for programs that
+//! allocate in the same order each time. [`log_to`] names a file that gets a line for each piece of memory:
 //! `KIND CLASS OFFSET START BYTES`.
 
 use crate::system::{self, Decimal};

@@ -203,9 +203,9 @@ impl Predictor {
         Predictor::of(cpu, configs, Allocations::default(), false)
     }
 
-    /// Creates a predictor for parts of memory on pages of one size (log2). Its results are, in this order,
-    /// for base pages, for all these parts on large pages, and for each part alone. The program logs its memory
-    /// to `allocations`.
+    /// Creates a predictor for parts of memory on pages of one size (log2). Its results are for base pages,
+    /// for all these parts on large pages, and for each part alone. The program logs its memory to
+    /// `allocations`.
     pub fn by_part(
         cpu: &Translation,
         shift: u32,
@@ -325,11 +325,12 @@ impl MemoryBlock {
 
 impl From<MemoryBlock> for BlockUse {
     fn from(block: MemoryBlock) -> BlockUse {
-        let whole = |offset: u64| offset >> 21 << 21;
-        let pattern = block.place.as_ref().map(|(known, offset)| {
-            // A block that begins within one of its own begins in the middle of a large page.
-            known.pattern(whole(*offset)..whole(*offset + (2 << 20) - 1) + (2 << 20))
-        });
+        // Under the recorder memory lies elsewhere, and large pages begin at other offsets.
+        let nearest = |offset: u64| (offset + (1 << 20)) >> 21 << 21;
+        let pattern = block
+            .place
+            .as_ref()
+            .map(|(known, offset)| known.pattern(nearest(*offset)..nearest(*offset) + (2 << 20)));
         let [base, large] = block.uses;
         let touched_bytes = block.page_count << PAGE_SHIFT;
         BlockUse { part: block.part, pattern, touched_bytes, base, large }

@@ -9,6 +9,7 @@ mod diagnose;
 mod engine;
 mod faults;
 mod live;
+mod mosaics;
 mod noise;
 mod null;
 mod page;
@@ -125,6 +126,11 @@ const BENCHES: &[Bench] = &[
         name: "live",
         what: "speed-ups of diagnose -p beside those of a restart (limit: 9 of 10 within the interval); parts: gather …",
         run: live::run,
+    },
+    Bench {
+        name: "mosaics",
+        what: "times with parts of memory on 2M pages, as predicted and as measured; parts: programs",
+        run: mosaics::run,
     },
     Bench {
         name: "stalls",
