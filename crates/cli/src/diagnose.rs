@@ -5,6 +5,7 @@
 mod all;
 mod live;
 mod load;
+mod parts;
 mod scratch;
 mod states;
 mod steps;
@@ -17,8 +18,8 @@ use anyhow::{Context, Result};
 use pagetax_core::budget::Budget;
 use pagetax_core::counter::Reading;
 use pagetax_core::diagnosis::{
-    AS_IS, BASE, Basis, Diagnosis, MemoryState, Skipped, Trial, Verdict, compare_trials, judge,
-    judge_states, on_same_pages, translation, undecided,
+    AS_IS, BASE, Basis, Diagnosis, MemoryState, PARTS, Skipped, Trial, Verdict, compare_trials,
+    judge, judge_states, on_same_pages, translation, undecided,
 };
 use pagetax_core::exit::Exit;
 use pagetax_core::page_size::{MemoryPart, PartSizes};
@@ -57,6 +58,7 @@ Examples:
   pagetax diagnose -p 1234                               a process that runs already: nothing restarts
   pagetax diagnose --pages 4K,2M,hugetlb:2M -- ./server  also pages of the hugetlb pool
   pagetax diagnose --json=before.json -- ./job           to compare later: pagetax compare
+  pagetax diagnose --parts -- ./job                      which fifth of its memory is worth it?
   pagetax diagnose --all                                 which running process pays most?";
 
 /// Seed of the resampling, so that the same runs give the same intervals.
@@ -89,6 +91,11 @@ pub struct Args {
     /// (docs/diagnose.md#settings)
     #[arg(long)]
     settings: bool,
+
+    /// Find the part of memory that deserves large pages: at most a fifth of it, which keeps nine tenths of
+    /// the gain. Records the command once, and takes at most 12 runs (docs/diagnose.md#parts)
+    #[arg(long, conflicts_with_all = ["sizes", "settings", "check", "side_by_side", "when", "pids", "all", "load"])]
+    parts: bool,
 
     /// Also try the command as it is a second time, and warn if it differs from itself
     #[arg(long)]
@@ -172,10 +179,14 @@ pub fn run(args: Args) -> Result<ExitCode> {
         return live::run(&args.live, &args.formats.for_kind());
     }
     let tunables = std::env::var("GLIBC_TUNABLES").ok();
-    let (recipes, mut skipped) = recipes(&args, tunables.as_deref(), &PageSettings::host())?;
+    let (mut recipes, mut skipped) = recipes(&args, tunables.as_deref(), &PageSettings::host())?;
     let recorded = args.trace.as_deref().map(recorded).transpose()?;
     let input = Input::new(args.input.as_deref())?;
     let (argv, stdin) = (argv(&args)?, input.path.clone());
+    let mut parts = match args.parts {
+        true => Some(parts::search(&argv, stdin.clone(), tunables.as_deref(), &mut recipes)?),
+        false => None,
+    };
     let service = args.load.service(&args.command)?;
     let basis = Cell::new(load::basis(service.as_ref()));
     let launch = TrialCommand { argv, stdin, tunables, service, ..TrialCommand::default() };
@@ -183,13 +194,13 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let _stop = StopSignals::watch().context("cannot watch for Ctrl-C; this is not expected")?;
     let scratch = Scratch::new(args.outputs.clone())?;
     let schedule = Schedule {
-        runs: args.runs.map(|n| n as usize),
+        runs: args.runs.map(|n| n as usize).or(args.parts.then_some(parts::ROUNDS)),
         warmup: args.warmup as usize,
         time_ns: args.time.0,
         ignore_failure: args.ignore_failure,
         side_by_side: Cell::new(false),
     };
-    let stopping = if args.runs.is_some() { Stopping::Fixed } else { Stopping::Sequential };
+    let stopping = if schedule.runs.is_some() { Stopping::Fixed } else { Stopping::Sequential };
     let mut steps = Steps::new(&args, &recipes, launch, scratch, (&schedule, &basis));
     let mut progress = Progress::start("diagnose");
     let rounds = rounds::run(
@@ -227,8 +238,22 @@ pub fn run(args: Args) -> Result<ExitCode> {
         }
         false => (Vec::new(), judge(&trials, basis.get(), remedies), false),
     };
+    let verdict = match &mut parts {
+        Some(search) => {
+            let rounds: usize = trials.iter().map(|trial| trial.runs_ns.len()).sum();
+            search.run_count += u64::from(args.warmup) + 1 + rounds as u64;
+            search.judge(&trials, parts::ALL, basis.get());
+            // The set is what was asked for, if there is one.
+            let loser = if search.is_found { parts::ALL } else { PARTS };
+            let others: Vec<Trial> =
+                trials.iter().filter(|trial| trial.name != loser).cloned().collect();
+            parts::concluded(search, judge(&others, basis.get(), remedies))
+        }
+        None => verdict,
+    };
     let mut diagnosis = diagnosis_of(&launch, &recipes, skipped, trials, verdict, basis.get());
     diagnosis.states = states;
+    diagnosis.parts = parts;
     diagnosis.side_by_side = schedule.side_by_side.get();
     let budget = |(run, watched): (Finished, Watched)| {
         budget_of(&run, &watched, &diagnosis.trials, recorded)
@@ -281,6 +306,7 @@ fn recipes(
     let conditions = Conditions { system, tunables, has_code };
     let words: Vec<&str> = match &args.sizes {
         Some(words) => words.iter().map(String::as_str).collect(),
+        None if args.parts => ["2M"].into(),
         None => SIZES.into(),
     };
     let option = || format!("--pages {}", words.join(" --pages "));
@@ -449,6 +475,7 @@ fn diagnosis_of(
         basis,
         side_by_side: false,
         states: Vec::new(),
+        parts: None,
         skipped,
         verdict,
         budget: None,

@@ -24,6 +24,7 @@ Examples:
   pagetax ppgsz --undo -p 4711                    back to base pages
   pagetax ppgsz -o text=2M --verify ./server      code by huge pages; did it take?
   pagetax ppgsz -o heap=hugetlb:2M -F ./job       pages of the hugetlb pool
+  pagetax ppgsz -o heap=2M --only heap@0-64M ./job   the first 64M of its heap alone
   pagetax ppgsz -o heap=2M --dry-run ./server     only say what would be done";
 
 const AFTER: &str = "\
@@ -42,6 +43,11 @@ pub struct Args {
     /// Page sizes by part: heap, stack, anon, text, data, bss
     #[arg(short = 'o', value_name = "PART=SIZE,…")]
     options: Vec<String>,
+
+    /// Only this memory of the parts that -o names: heap@0-64M, arena, mapping:32M@0-96M, text:FILE
+    /// (docs/large-pages.md#only)
+    #[arg(long, value_name = "PATTERN,…", conflicts_with_all = ["processes", "follow"])]
+    only: Option<String>,
 
     /// Also where it may end badly: seccomp filters, moved copies of code and data, hugetlb heaps
     #[arg(short = 'F', long)]

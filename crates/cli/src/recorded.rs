@@ -60,6 +60,8 @@ pub struct EngineCommand {
     pub engine: Engine,
     /// The program that the command starts.
     pub program: Program,
+    /// Variables that are added to its environment.
+    pub environment: Vec<(&'static str, OsString)>,
     argv: Vec<OsString>,
     follow: bool,
     streams: Streams,
@@ -100,7 +102,8 @@ impl Source {
         let name = self.command.first().context("no command\n  hint: name one after --")?;
         let (engine, program) = engine_for(name, self.engine, self.follow, false)?;
         let (argv, follow) = (self.command.clone(), self.follow);
-        Ok(EngineCommand { engine, program, argv, follow, streams: Streams::Inherited })
+        let (environment, streams) = (Vec::new(), Streams::Inherited);
+        Ok(EngineCommand { engine, program, environment, argv, follow, streams })
     }
 }
 
@@ -179,6 +182,7 @@ impl EngineCommand {
             argv: argv.to_vec(),
             follow,
             streams: Streams::Apart(stdin),
+            environment: Vec::new(),
         })
     }
 
@@ -198,6 +202,7 @@ impl EngineCommand {
             sample: false,
             filters: filters(),
             streams: self.streams.clone(),
+            environment: &self.environment,
         };
         let mut live = RecordAdapter::new(pages, &self.program);
         let mut progress = match self.streams {

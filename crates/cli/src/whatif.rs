@@ -1,6 +1,7 @@
 //! `pagetax whatif`: the time a command would take with each page size on this machine, from one recording
 //! of its pages. `recorder::forecast` predicts; this file has the arguments and prints.
 
+pub mod by_part;
 mod render;
 
 use crate::output::tables::TablesArgs;
@@ -8,6 +9,8 @@ use crate::output::{self, documents::Outputs, progress::Progress};
 use crate::recorded::{Recorded, Source};
 use crate::{calibrate, exit, machines};
 use anyhow::{Context, Result, anyhow, bail};
+use by_part::ByPart;
+use pagetax_core::address_pattern::AddressPart;
 use pagetax_core::exit::Exit;
 use pagetax_core::page_size::{MemoryPart, PageSizeRequest, PartSizes};
 use pagetax_core::units::{PageSize, UnitError};
@@ -25,6 +28,7 @@ const EXAMPLES: &str = "\
 Examples:
   pagetax whatif -- sort -S 2G big.txt           what would it take on 2M pages, and why?
   pagetax whatif --verify -- python3 report.py   with measured trials beside the prediction
+  pagetax whatif --by heap,stack,text,arena,mapping -- ./job   which part of memory deserves them?
   pagetax whatif app.ptt                         of a trace: what is saved, without a time of its own";
 
 /// Predict a command's time with each page size, from the pages that it goes to
@@ -50,6 +54,10 @@ pub struct Args {
     #[arg(long)]
     verify: bool,
 
+    /// Split what 2M pages save by part of memory: heap, stack, text, arena, mapping
+    #[arg(long, value_name = "PART,…", value_delimiter = ',')]
+    by: Vec<AddressPart>,
+
     #[command(flatten)]
     tables: TablesArgs,
 
@@ -64,11 +72,12 @@ pub struct Args {
 pub fn run(args: Args) -> Result<ExitCode> {
     args.outputs.check_writable()?;
     args.tables.check_writable()?;
-    let source = args.source.open(&args.outputs)?;
+    let mut source = args.source.open(&args.outputs)?;
     let mut tables = args.tables.open(matches!(source, Recorded::Live(_)), &args.outputs)?;
     if args.verify && matches!(source, Recorded::Trace(_)) {
         bail!("a trace cannot be timed\n  hint: drop --verify, or name the command after --");
     }
+    let by_part = by_part(&args, &mut source)?;
     let calibration = calibrate::needed()?;
     if calibration.walks.is_empty() {
         let why = calibration.notes.join("; ");
@@ -85,16 +94,44 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let cpu = configuration::translation(&model)?;
     let sizes: Vec<PageSize> = args.sizes.iter().map(|(size, _)| *size).collect();
     let shifts: Vec<u32> = [PageSize::K4].iter().chain(&sizes).map(|size| size.shift()).collect();
-    let (pages, outcome) = source.observe("whatif", Predictor::new(&cpu, &shifts))?;
+    let predictor = match &by_part {
+        Some(by_part) => by_part.predictor(&cpu),
+        None => Predictor::new(&cpu, &shifts),
+    };
+    let (mut pages, outcome) = source.observe("whatif", predictor)?;
     let mut forecast =
         Forecast::new(source.title(), &sizes, &pages, &calibration, (&timed, &recipes))
             .map_err(|error| exit::with(exit::UNMET, error))?;
+    forecast
+        .add_parts(&args.by, &mut pages, &calibration, &timed)
+        .map_err(|error| exit::with(exit::UNMET, error))?;
     forecast.notes.splice(0..0, outcome.notes);
+    forecast.notes.extend(by_part.and_then(|by_part| by_part.note));
     let code = timed.exit.map(Exit::shell_code);
     args.outputs.write(&WhatIf::new(&forecast, code))?;
     tables.print(&render::table(&forecast))?;
     forecast.notes.iter().for_each(|note| output::note(&format!("whatif: {note}")));
     Ok(code.unwrap_or(outcome.code).into())
+}
+
+/// Prepares a recording by part, if one is asked for.
+fn by_part(args: &Args, source: &mut Recorded) -> Result<Option<ByPart>> {
+    if args.by.is_empty() {
+        return Ok(None);
+    }
+    let is_huge = matches!(args.sizes[..], [(PageSize::M2, _)]);
+    if !is_huge {
+        bail!("--by splits what 2M pages save, and no other size\n  hint: leave out --pages");
+    }
+    if let Some(twice) = args.by.iter().enumerate().find(|(at, part)| args.by[..*at].contains(part))
+    {
+        bail!("--by names {} twice", twice.1);
+    }
+    let command = match source {
+        Recorded::Live(command) => Some(&mut **command),
+        Recorded::Trace(_) => None,
+    };
+    ByPart::prepare(&args.by, command).map(Some)
 }
 
 /// Times runs on base pages, and with `--verify` on each size; none of a trace.

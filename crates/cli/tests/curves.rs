@@ -74,6 +74,9 @@ fn bad_input_gets_a_clear_word() {
         (&["misscurve", "folder.ptt"], 2, "not a regular file"),
         (&["whatif", "text.ptt"], 2, "is no trace"),
         (&["whatif", "--pages", "5K", "a.ptt"], 2, "5K"),
+        (&["whatif", "--by", "hep", "a.ptt"], 2, "names no part"),
+        (&["whatif", "--by", "heap,heap", "a.ptt"], 2, "names heap twice"),
+        (&["whatif", "--by", "heap", "--pages", "64K", "a.ptt"], 2, "no other size"),
         (&["misscurve", "--pages", "5K", "a.ptt"], 2, "5K"),
         (&["misscurve", "--reach", "100", "a.ptt"], 2, "between 0 and 100"),
         (&["misscurve", "--", "no-such-program"], 127, "not found"),
@@ -351,6 +354,15 @@ fn a_command_is_predicted_beside_its_trials() {
     };
     assert!(document["base"]["why"]["base_fault_count"].as_u64().unwrap() > 50, "{document}");
     assert!(saves("base_fault_count") && saves("other_walk_count"), "{document}");
+    let by = whatif(&["--by", "heap,stack,text,mapping", "a.ptt"]);
+    let by: serde_json::Value = serde_json::from_slice(&by.stdout).unwrap();
+    let parts = by["parts"].as_array().unwrap();
+    let saved = |part: usize| parts[part]["saved_ns"]["value"].as_f64();
+    assert_eq!(parts.len(), 4, "{by}");
+    assert!(saved(2).is_none() && parts[2]["part"] == "text", "code has no calibrated cost: {by}");
+    let whole = by["sizes"][0]["saved_ns"]["value"].as_f64().unwrap();
+    let sum = saved(0).unwrap() + saved(1).unwrap() + saved(3).unwrap();
+    assert!((sum / whole - 1.0).abs() < 0.05, "{sum} of {whole}: {by}");
     let of_trace: serde_json::Value = serde_json::from_slice(&whatif(&["a.ptt"]).stdout).unwrap();
     assert!(of_trace["base"]["time_ns"].is_null() && of_trace["sizes"][0]["speedup"].is_null());
     assert!(of_trace["sizes"][0]["saved_ns"]["value"].as_f64().unwrap() > 0.0, "{of_trace}");

@@ -327,3 +327,21 @@ fn diagnoses_are_compared_and_others_refused() {
     let document: serde_json::Value = serde_json::from_slice(&three.stdout).unwrap();
     assert_eq!(document["comparisons"].as_array().unwrap().len(), 2);
 }
+
+#[test]
+fn a_search_for_parts_takes_twelve_runs_and_has_an_answer() {
+    let has = |program: &str| Command::new(program).arg("--version").output().is_ok();
+    if !has("valgrind") || !has("/usr/bin/python3") {
+        return println!("SKIP: valgrind or python3 is not installed");
+    }
+    let output = diagnose(&["--parts"], &["/usr/bin/python3", "-c", DICT]);
+    let diagnosis = document(&output);
+    let parts = diagnosis.parts.expect("a search");
+    assert!((9..=12).contains(&parts.run_count), "{parts:?}");
+    assert_eq!(parts.is_found, parts.why_not.is_none(), "{parts:?}");
+    assert!(parts.memory_share.is_some_and(|share| share > 0.0), "{parts:?}");
+    assert!(diagnosis.verdict.reason.contains("parts: "), "{}", diagnosis.verdict.reason);
+    if parts.is_found {
+        assert!(diagnosis.verdict.apply.is_some_and(|line| line.contains("--only")));
+    }
+}

@@ -63,6 +63,66 @@ fn a_plan_is_told_and_not_carried_out() {
     assert!(anon.status.success() && stderr(&anon).contains("--follow"), "{}", stderr(&anon));
 }
 
+/// Returns what each part of parts.c printed: large pages near its start and near its end.
+fn parts_on_large_pages(program: &str, only: &str) -> (String, String) {
+    let output = run(&["-o", "heap=2M", "--only", only, "--verify", program]);
+    assert!(output.status.success(), "{only}: {}", stderr(&output));
+    (String::from_utf8_lossy(&output.stdout).trim().replace('\n', ", "), stderr(&output))
+}
+
+#[test]
+fn patterns_choose_the_memory_that_gets_large_pages() {
+    if !advised() {
+        return;
+    }
+    let keep = tempfile::tempdir().unwrap();
+    let program = compiled(keep.path(), "parts", &["-pthread"]);
+    for (only, expected) in [
+        ("heap@0-20M", "heap 1 0, chunk 0 0, mmap 0 0, arena 0 0"),
+        ("heap@60M-100M", "heap 0 1, chunk 1 0, mmap 0 0, arena 0 0"),
+        ("mapping:8M", "heap 0 0, chunk 0 0, mmap 1 1, arena 0 0"),
+        ("mapping@4M-", "refused"),
+        ("arena,mapping:8M@4M-8M", "heap 0 0, chunk 0 0, mmap 0 1, arena 1 1"),
+    ] {
+        if expected == "refused" {
+            assert_eq!(code(&["-o", "heap=2M", "--only", only, &program]), Some(125));
+            continue;
+        }
+        // A second run finds the same memory by the same pattern.
+        for _ in 0..2 {
+            let (found, said) = parts_on_large_pages(&program, only);
+            assert_eq!(found, expected, "{only}: {said}");
+            assert!(!said.contains("named no memory"), "{said}");
+        }
+    }
+}
+
+#[test]
+fn patterns_that_match_nothing_or_cannot_be_applied_have_a_sentence() {
+    let keep = tempfile::tempdir().unwrap();
+    let program = compiled(keep.path(), "parts", &["-pthread"]);
+    let (found, said) = parts_on_large_pages(&program, "mapping:64M,heap@2G-");
+    assert!(!found.contains('1'), "{found}");
+    assert!(said.contains("mapping:64M named no memory: the program had heap"), "{said}");
+    assert!(said.contains("heap@2G- named no memory"), "{said}");
+    let (_, said) = parts_on_large_pages(&program, "heap@200M-300M");
+    assert!(said.contains("the command used none of it"), "{said}");
+    let (_, said) = parts_on_large_pages("true", "heap");
+    assert!(said.contains("named no memory") || said.contains("could not be looked at"), "{said}");
+    let refused = |options: &[&str]| {
+        let output = run(options);
+        assert_eq!(output.status.code(), Some(125), "{options:?}");
+        stderr(&output)
+    };
+    assert!(refused(&["-o", "heap=2M", "--only", "hep", "true"]).contains("names no part"));
+    assert!(refused(&["-o", "stack=2M", "--only", "heap", "true"]).contains("-o heap=2M"));
+    let of_file = refused(&["-o", "text=2M", "--only", "text:no-such", "true"]);
+    assert!(of_file.contains("no such file") && of_file.contains("libc.so.6"), "{of_file}");
+    let fixed = compiled(keep.path(), "parts", &["-pthread", "-static"]);
+    let fixed = refused(&["-o", "heap=2M", "--only", "heap", &fixed]);
+    assert!(fixed.contains("no library can see"), "{fixed}");
+}
+
 #[test]
 fn signals_reach_the_command() {
     let script = "trap 'exit 9' TERM; echo up; while :; do sleep 0.02; done";

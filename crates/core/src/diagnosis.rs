@@ -5,6 +5,7 @@
 
 mod basis;
 mod comparison;
+mod parts;
 mod states;
 mod steady;
 mod tax;
@@ -12,6 +13,7 @@ mod tax;
 use basis::losses;
 pub use basis::{BUSY_SHARE, Basis, Occupation, queued};
 pub use comparison::{compare_trials, on_same_pages, undecided};
+pub use parts::{GAIN_SHARE_MIN, MEMORY_SHARE_MAX, PARTS, PartsSearch};
 pub use states::{Growth, MemoryState, StateTrials, judge_states, undecided_in_state};
 pub(crate) use steady::power_within;
 pub use tax::{TAX_DISAGREES, tax_disagreement};
@@ -179,6 +181,9 @@ pub struct Diagnosis {
     /// The trials in other states of memory.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub states: Vec<StateTrials>,
+    /// The search for the part of memory that deserves large pages (`--parts`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parts: Option<PartsSearch>,
     /// Trials that could not be made.
     pub skipped: Vec<Skipped>,
     /// The recommendation that follows from the trials.

@@ -6,6 +6,7 @@
 #![deny(unsafe_code)]
 
 pub mod access;
+pub mod address_pattern;
 pub mod bill;
 pub mod budget;
 pub mod calibration;

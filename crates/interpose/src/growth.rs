@@ -12,6 +12,7 @@
 //! Source of the layout: malloc(3) internals as documented in glibc's "MallocInternals"; checked with glibc
 //! 2.36. If malloc is not glibc's, nothing is done.
 
+use crate::selection::{self, Kind};
 use crate::system;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering::Relaxed};
@@ -19,6 +20,9 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering::Relaxed};
 /// The address space that malloc takes beyond its need when its heap grows (M_TOP_PAD). Untouched, it uses no
 /// memory.
 const ROOM_BYTES: usize = 64 << 20;
+/// The same where memory is named by its order: room for all chunks, so that the order does not depend on it.
+/// A recorder may refuse to move the heap's end; then malloc continues in a mapping of this length.
+const ROOM_BYTES_IN_ORDER: usize = 1 << 30;
 /// glibc's default for M_TOP_PAD.
 const ROOM_BYTES_DEFAULT: libc::c_int = 128 << 10;
 /// The largest M_MMAP_THRESHOLD that glibc accepts. Smaller chunks come from the heap, which has huge pages.
@@ -32,6 +36,8 @@ const MAPPED: usize = 2;
 const NOT_MAIN_ARENA: usize = 4;
 /// The number of entries that remember blocks outside the brk heap.
 const KNOWN_MAX: usize = 1024;
+/// The number of arenas that have numbers of their own.
+const ARENAS_MAX: usize = 256;
 
 static ACTIVE: AtomicBool = AtomicBool::new(false);
 /// True if this library manages the brk heap.
@@ -47,6 +53,10 @@ static SEEN_END: AtomicUsize = AtomicUsize::new(0);
 /// The start of the brk heap's first huge page. Allocations in the `KNOWN_BYTES` from there need no check.
 static START: AtomicUsize = AtomicUsize::new(0);
 static KNOWN_BYTES: AtomicUsize = AtomicUsize::new(0);
+/// Arenas in the order of their first use.
+static ARENAS: [AtomicUsize; ARENAS_MAX] = [const { AtomicUsize::new(0) }; ARENAS_MAX];
+/// The start of the main heap where malloc could not move the heap's end; 0 before that is seen.
+static ELSEWHERE: AtomicUsize = AtomicUsize::new(0);
 /// Blocks of 2 MiB outside the brk heap that were checked: their number plus 1, by number modulo
 /// [`KNOWN_MAX`].
 static KNOWN: [AtomicUsize; KNOWN_MAX] = [const { AtomicUsize::new(0) }; KNOWN_MAX];
@@ -66,8 +76,9 @@ pub fn advise_from_now_on(page_bytes: usize, own_brk: bool) {
     if own_brk {
         // SAFETY: these options take plain numbers.
         unsafe {
-            libc::mallopt(libc::M_TOP_PAD, ROOM_BYTES as libc::c_int);
-            libc::mallopt(libc::M_TRIM_THRESHOLD, 2 * ROOM_BYTES as libc::c_int);
+            let room = if selection::is_in_order() { ROOM_BYTES_IN_ORDER } else { ROOM_BYTES };
+            libc::mallopt(libc::M_TOP_PAD, room as libc::c_int);
+            libc::mallopt(libc::M_TRIM_THRESHOLD, (room as libc::c_int).saturating_mul(2));
             libc::mallopt(libc::M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES);
         }
     }
@@ -174,10 +185,12 @@ pub fn notice(address: usize) {
     } else if word & MAPPED != 0 {
         // SAFETY: a chunk that is a mapping of its own begins `before` bytes before its first word.
         let before = unsafe { (address as *const usize).sub(2).read() };
-        advise(address - 16 - before, before + bytes);
+        selection::advise_mapping(before + bytes, address - 16 - before, before + bytes);
     } else {
         if word & NOT_MAIN_ARENA != 0 {
             in_arena(address);
+        } else if OWN_BRK.load(Relaxed) && selection::is_logged() {
+            in_heap_elsewhere(address);
         }
         remember(address);
     }
@@ -198,11 +211,14 @@ fn heap_has_moved(start: usize, touched: usize) {
     let whole = |address: usize| address & !(PAGE_BYTES.load(Relaxed) - 1);
     let (from, to) = (whole(seen).max(start), whole(end));
     if end > seen && to > from {
-        advise(from, to - from);
-        if from < seen && block(from) != block(start) {
+        selection::advise(Kind::Heap, from - start, from, to - from);
+        let is_chosen = |at: usize| {
+            block(at) != block(start) && selection::is_chosen(Kind::Heap, at.wrapping_sub(start))
+        };
+        if from < seen && is_chosen(from) {
             collapse(from);
         }
-        if block(touched) != block(start) {
+        if is_chosen(touched) {
             collapse(touched);
         }
     }
@@ -214,10 +230,30 @@ fn in_heap(address: usize, start: usize) {
     if address - start < known && known <= PAGE_BYTES.load(Relaxed) {
         return;
     }
-    if known <= PAGE_BYTES.load(Relaxed) {
+    if known <= PAGE_BYTES.load(Relaxed) && selection::is_chosen(Kind::Heap, 0) {
         collapse(start);
     }
     KNOWN_BYTES.store(end() - start, Relaxed);
+}
+
+/// Logs the main heap that malloc continues outside the brk heap.
+fn in_heap_elsewhere(address: usize) {
+    let first = (address - 16) & !(system::base_page() as usize - 1);
+    if ELSEWHERE.compare_exchange(0, first, Relaxed, Relaxed).is_ok() {
+        selection::advise(Kind::Heap, 0, first, ROOM_BYTES_IN_ORDER);
+    }
+}
+
+/// Returns the number of an arena, and true if it is new. All arenas beyond [`ARENAS_MAX`] share a number.
+fn number_of(arena: usize) -> (usize, bool) {
+    for (number, known) in ARENAS.iter().enumerate() {
+        match known.compare_exchange(0, arena, Relaxed, Relaxed) {
+            Ok(_) => return (number, true),
+            Err(same) if same == arena => return (number, false),
+            Err(_) => {}
+        }
+    }
+    (ARENAS_MAX, true)
 }
 
 fn in_arena(address: usize) {
@@ -227,18 +263,13 @@ fn in_arena(address: usize) {
     unsafe {
         libc::mprotect(arena as *mut c_void, ARENA_BYTES, libc::PROT_READ | libc::PROT_WRITE)
     };
-    advise(arena, ARENA_BYTES);
-    if address - arena >= LARGE_BYTES {
+    let (number, is_new) = number_of(arena);
+    if is_new {
+        selection::advise(Kind::Arena, number * ARENA_BYTES, arena, ARENA_BYTES);
+    }
+    if address - arena >= LARGE_BYTES && selection::is_chosen(Kind::Arena, number * ARENA_BYTES) {
         collapse(arena);
     }
-}
-
-/// Advises huge pages for a range, from the start of its first base page on.
-fn advise(start: usize, bytes: usize) {
-    let base = system::base_page() as usize;
-    let first = start & !(base - 1);
-    // SAFETY: the range is malloc's memory; the advice changes no contents.
-    unsafe { libc::madvise(first as *mut c_void, start + bytes - first, libc::MADV_HUGEPAGE) };
 }
 
 /// Collapses a block of 2 MiB into a huge page, if that is the size asked for. Its contents stay the same,

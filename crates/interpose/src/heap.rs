@@ -3,7 +3,7 @@
 //! The heap is bss ([`crate::bss`]), the memory of glibc's malloc ([`crate::growth`]), and the mappings of
 //! other allocators ([`crate::mmap`]). Tunables that the user has set for malloc take precedence.
 
-use crate::{Refused, bss, growth, mmap, offered, system};
+use crate::{Refused, bss, growth, mmap, offered, selection, system};
 use std::ffi::CStr;
 
 const HUGETLB: &[u8] = b"glibc.malloc.hugetlb=";
@@ -33,7 +33,9 @@ pub fn advise(page_bytes: u64) -> Result<(), Refused> {
         return keep_to_base_pages();
     }
     offered(page_bytes)?;
-    bss::advise();
+    if !selection::is_restricted() {
+        bss::advise();
+    }
     mmap::advise_from_now_on(page_bytes as usize);
     match managed() {
         Managed::Advice => growth::advise_from_now_on(page_bytes as usize, true),

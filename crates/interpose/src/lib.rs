@@ -6,6 +6,7 @@
 //! [`mmap`]). Until something is asked for, they only pass calls on.
 
 pub mod heap;
+pub mod selection;
 pub mod stack;
 pub mod system;
 

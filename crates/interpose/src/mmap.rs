@@ -6,7 +6,7 @@
 //! same huge page, if the caller leaves the address to us. The caller owns its piece like any mapping, and
 //! may unmap it.
 
-use crate::system;
+use crate::{selection, system};
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -31,8 +31,9 @@ static EARLY_IS_DUE: AtomicBool = AtomicBool::new(false);
 
 /// Advises all mappings from now on, and the early ones.
 pub fn advise_from_now_on(page_bytes: usize) {
-    early().for_each(|(start, bytes)| advise(start, bytes, libc::MADV_HUGEPAGE));
-    EARLY_IS_DUE.store(page_bytes == LARGE_BYTES, Ordering::Relaxed);
+    early().for_each(|(start, bytes)| selection::advise_mapping(bytes, start, bytes));
+    let is_due = page_bytes == LARGE_BYTES && !selection::is_restricted();
+    EARLY_IS_DUE.store(is_due, Ordering::Relaxed);
     ACTIVE.store(true, Ordering::Relaxed);
 }
 
@@ -80,7 +81,7 @@ pub unsafe extern "C" fn mmap(
     let result = unsafe { raw(place, bytes, protection, flags, fd, offset) };
     if memory && bytes >= LARGE_BYTES && result != libc::MAP_FAILED {
         match active {
-            true => advise(result as usize, bytes, libc::MADV_HUGEPAGE),
+            true => selection::advise_mapping(bytes, result as usize, bytes),
             false => remember(result as usize, bytes),
         }
     }
@@ -120,12 +121,10 @@ unsafe fn raw(
     unsafe { libc::syscall(libc::SYS_mmap, place, bytes, protection, flags, fd, offset) as *mut _ }
 }
 
-fn advise(start: usize, bytes: usize, advice: libc::c_int) {
-    let errno = system::errno();
-    // SAFETY: private memory of the program; the advice changes no contents. If nothing is mapped there any
+fn collapse(start: usize, bytes: usize) {
+    // SAFETY: private memory of the program; collapsing keeps its contents. If nothing is mapped there any
     // more, the call fails.
-    unsafe { libc::madvise(start as *mut c_void, bytes, advice) };
-    system::set_errno(errno);
+    unsafe { libc::madvise(start as *mut c_void, bytes, system::MADV_COLLAPSE) };
 }
 
 fn is_piece(bytes: usize) -> bool {
@@ -139,7 +138,7 @@ fn piece(bytes: usize, flags: libc::c_int) -> Option<usize> {
     if let Ok(piece) = FREE.fetch_update(Ordering::AcqRel, Ordering::Acquire, take) {
         return Some(piece);
     }
-    let start = large_pages(bytes.checked_next_multiple_of(LARGE_BYTES)?, flags)?;
+    let start = large_pages(bytes, flags)?;
     let free = rest(start + bytes);
     // Keep the larger rest; the other one stays unused.
     let keep = |other: usize| (left(free) > left(other)).then_some(free);
@@ -157,15 +156,16 @@ fn rest(free: usize) -> usize {
     if left(free) > 0 { free } else { 0 }
 }
 
-/// Maps whole huge pages and advises them.
-fn large_pages(bytes: usize, flags: libc::c_int) -> Option<usize> {
+/// Maps whole huge pages for a piece of so many bytes, and advises them.
+fn large_pages(asked: usize, flags: libc::c_int) -> Option<usize> {
+    let bytes = asked.checked_next_multiple_of(LARGE_BYTES)?;
     let errno = system::errno();
     let start = aligned(bytes, flags);
     if let Some(start) = start {
-        advise(start, bytes, libc::MADV_HUGEPAGE);
+        selection::advise_mapping(asked, start, bytes);
     }
     if EARLY_IS_DUE.swap(false, Ordering::Relaxed) {
-        early().for_each(|(start, bytes)| advise(start, bytes, system::MADV_COLLAPSE));
+        early().for_each(|(start, bytes)| collapse(start, bytes));
     }
     system::set_errno(errno);
     start

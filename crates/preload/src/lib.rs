@@ -8,7 +8,7 @@
 //! logged (to MPSSERRFILE, else to syslog) and ignored. main sees errno unchanged.
 //!
 //! This crate reads the settings, in a constructor; [`pagetax_interpose`] applies them. Of pagetax-core it
-//! uses [`page_bytes`] alone, which does not allocate; the linker drops the rest.
+//! uses [`page_bytes`] and [`patterns`], which do not allocate; the linker drops the rest.
 
 pub mod config;
 
@@ -19,7 +19,9 @@ mod program;
 use config::Wanted;
 use file::MappedFile;
 use log::Log;
+use pagetax_core::address_pattern::{AddressPart, patterns};
 use pagetax_core::page_size::page_bytes;
+use pagetax_interpose::selection::{self, Kind, SELECTIONS_MAX, Selection};
 use pagetax_interpose::system::{self, Decimal};
 use pagetax_interpose::{Refused, heap, stack};
 use program::Process;
@@ -50,6 +52,7 @@ extern "C" fn constructor(
     let errno = system::errno();
     let log = Log::open(&process);
     let wanted = wanted(&process, &log);
+    restrict(&process, &log);
     if let Some(bytes) = wanted.stack {
         log_refusal(b"stack", bytes, stack::advise(bytes), &log);
     }
@@ -93,6 +96,37 @@ fn wanted(process: &Process, log: &Log) -> Wanted {
         size
     };
     Wanted { heap: from(b"MPSSHEAP="), stack: from(b"MPSSSTACK=") }
+}
+
+/// Restricts large pages to the patterns of the environment, and logs memory to the file that it names.
+fn restrict(process: &Process, log: &Log) {
+    if let Some(path) = process.variable(b"PAGETAX_ALLOCATIONS=") {
+        selection::log_to(path);
+    }
+    let Some(text) = process.variable(b"PAGETAX_ONLY=") else { return };
+    let chosen = patterns(text.to_bytes()).filter_map(|pattern| {
+        let kind = |part| match part {
+            AddressPart::Heap => Some(Kind::Heap),
+            AddressPart::Arena => Some(Kind::Arena),
+            AddressPart::Mapping => Some(Kind::Mapping),
+            AddressPart::Stack | AddressPart::Text => None,
+        };
+        match pattern {
+            Ok(pattern) => Some(Selection {
+                kind: kind(pattern.part)?,
+                class_bytes: pattern.class_bytes.unwrap_or(0),
+                range: pattern.range,
+            }),
+            Err(word) => {
+                log.line(&[b"PAGETAX_ONLY: ", word, b": no pattern of addresses"]);
+                None
+            }
+        }
+    });
+    if !selection::only(chosen) {
+        let most = Decimal::of(SELECTIONS_MAX as u64);
+        log.line(&[b"PAGETAX_ONLY: more ranges than ", most.digits()]);
+    }
 }
 
 fn log_refusal(what: &[u8], page_bytes: u64, result: Result<(), Refused>, log: &Log) {

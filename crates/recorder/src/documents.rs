@@ -2,7 +2,7 @@
 
 use crate::counters::Side;
 use crate::curves::Curves;
-use crate::forecast::{Bounded, Forecast, Prediction};
+use crate::forecast::{BlockForecast, Bounded, Forecast, PartForecast, Prediction};
 use crate::heatmap::HeatmapCounts;
 use crate::known_tlbs::{KnownTlb, known_tlbs};
 use crate::predict::{Faults, Walks};
@@ -174,8 +174,38 @@ pub struct WhatIf {
     pub base: WhatIfBase,
     /// The prediction for each page size.
     pub sizes: Vec<WhatIfSize>,
+    /// Parts of memory alone on large pages (`--by`).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub parts: Vec<WhatIfPart>,
+    /// Blocks of 2 MiB of these parts, in the order of their first use.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub blocks: Vec<WhatIfBlock>,
     /// Limits of the prediction, for the reader.
     pub notes: Vec<String>,
+}
+
+/// A part of memory alone on large pages.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct WhatIfPart {
+    /// The part: heap, stack, text, arena or mapping.
+    pub part: String,
+    /// Bytes on base pages that were touched; absent of text.
+    pub touched_bytes: Option<u64>,
+    /// CPU time saved over base pages; absent of text, whose walks have no calibrated cost.
+    pub saved_ns: Option<Estimate>,
+}
+
+/// A block of 2 MiB of a part.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct WhatIfBlock {
+    /// The pattern of its addresses, such as `heap@0-2M`, or the name of its part.
+    pub pattern: String,
+    /// Bytes on base pages that were touched.
+    pub touched_bytes: u64,
+    /// The best estimate of the CPU time saved if all parts are on large pages.
+    pub saved_ns: f64,
 }
 
 /// The pace of walks of one pattern.
@@ -307,7 +337,30 @@ impl WhatIf {
                 measured_fault_count: forecast.measured_fault_count,
             },
             sizes: forecast.predictions.iter().map(WhatIfSize::new).collect(),
+            parts: forecast.parts.iter().map(WhatIfPart::new).collect(),
+            blocks: forecast.blocks.iter().map(WhatIfBlock::new).collect(),
             notes: forecast.notes.clone(),
+        }
+    }
+}
+
+impl WhatIfPart {
+    fn new(forecast: &PartForecast) -> WhatIfPart {
+        WhatIfPart {
+            part: forecast.part.to_string(),
+            touched_bytes: forecast.touched_bytes,
+            saved_ns: forecast.saved.map(|saved| saved.total().into()),
+        }
+    }
+}
+
+impl WhatIfBlock {
+    fn new(forecast: &BlockForecast) -> WhatIfBlock {
+        let pattern = forecast.pattern.as_ref().map(ToString::to_string);
+        WhatIfBlock {
+            pattern: pattern.unwrap_or_else(|| forecast.part.to_string()),
+            touched_bytes: forecast.touched_bytes,
+            saved_ns: forecast.saved_ns,
         }
     }
 }

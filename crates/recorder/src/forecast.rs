@@ -5,13 +5,16 @@
 //! from the time on base pages. Invariants: a prediction has a lower and an upper bound. A cost that the
 //! calibration lacks is an error, not 0.
 
+mod parts;
 mod saving;
 mod timing;
 
+pub use parts::{AddressSet, BlockForecast, PartForecast, address_set};
 pub use saving::{Bounded, Saved};
 pub use timing::{Timed, TimingError, time};
 
 use crate::predict::{Faults, Predictor, Walks};
+use pagetax_core::address_pattern::AddressPart;
 use pagetax_core::calibration::{Calibration, FaultKind, WalkPattern};
 use pagetax_core::diagnosis::Took;
 use pagetax_core::stats::{Ratio, median, ratio_of_pairs};
@@ -81,6 +84,10 @@ pub struct Forecast {
     pub measured_fault_count: Option<u64>,
     /// Predictions by page size.
     pub predictions: Vec<Prediction>,
+    /// Parts of memory alone, if they were asked for.
+    pub parts: Vec<PartForecast>,
+    /// Blocks of 2 MiB of these parts.
+    pub blocks: Vec<BlockForecast>,
     /// The loads and stores of the recording.
     pub access_count: u64,
     /// Limits of the prediction, for the reader.
@@ -111,6 +118,8 @@ impl Forecast {
             paces: paces.collect(),
             measured_fault_count: base.and_then(median_fault_count),
             predictions: Vec::new(),
+            parts: Vec::new(),
+            blocks: Vec::new(),
             access_count: pages.access_count,
             notes: calibration.warnings.iter().map(|w| format!("calibration: {w}")).collect(),
         };
@@ -127,6 +136,26 @@ impl Forecast {
             forecast.predictions.push(prediction);
         }
         Ok(forecast)
+    }
+
+    /// Adds the prediction by part, from a predictor by these parts.
+    ///
+    /// # Errors
+    /// The calibration lacks the fault costs of the size.
+    pub fn add_parts(
+        &mut self,
+        parts: &[AddressPart],
+        pages: &mut Predictor,
+        calibration: &Calibration,
+        timed: &Timed,
+    ) -> Result<(), UnknownCost> {
+        let Some(size) = self.predictions.first().map(|prediction| prediction.size) else {
+            return Ok(());
+        };
+        let paced = timed.beside.pace(calibration);
+        (self.parts, self.blocks) =
+            parts::predict(size, parts, pages, &paced, self.measured_fault_count)?;
+        Ok(())
     }
 
     fn note_paces(&mut self) {

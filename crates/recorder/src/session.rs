@@ -32,6 +32,8 @@ pub struct RecordOptions<'a> {
     pub filters: (SideFilters, SideFilters),
     /// The standard streams of the program.
     pub streams: Streams,
+    /// Variables that are added to its environment.
+    pub environment: &'a [(&'static str, OsString)],
 }
 
 /// The standard streams of a recorded program.
@@ -111,6 +113,7 @@ pub fn run<C: Consumer>(
     let start = Instant::now();
     let RecordOptions { engine, argv, follow, .. } = *options;
     let mut launcher = engine.launcher(&rings.path(), log.path(), argv, follow);
+    launcher.command.envs(options.environment.iter().map(|(name, value)| (name, value)));
     let streams = options.streams.apply(&mut launcher.command);
     streams.map_err(|error| SessionError("open the program's input", error))?;
     let mut child = launcher

@@ -41,6 +41,7 @@ fn recorded(kind: EngineKind, program: &Path, path: &Path) -> Trace {
         sample: false,
         filters: filters(),
         streams: Streams::Inherited,
+        environment: &[],
     };
     let mut live = RecordAdapter::new(writer(path), &program);
     assert_eq!(run(&options, &mut live, |_, _| {}).unwrap().exit.shell_code(), 42);

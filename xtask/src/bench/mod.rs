@@ -11,6 +11,7 @@ mod engine;
 mod faults;
 mod guest;
 mod live;
+mod mosaics;
 mod noise;
 mod null;
 mod page;
@@ -132,6 +133,11 @@ const BENCHES: &[Bench] = &[
         name: "live",
         what: "speed-ups of diagnose -p beside those of a restart (limit: 9 of 10 within the interval); parts: gather …",
         run: live::run,
+    },
+    Bench {
+        name: "mosaics",
+        what: "times with parts of memory on 2M pages, as predicted and as measured; parts: programs",
+        run: mosaics::run,
     },
     Bench {
         name: "stalls",

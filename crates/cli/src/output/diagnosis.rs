@@ -495,6 +495,7 @@ mod tests {
             basis: Basis::Elapsed,
             side_by_side: false,
             states: Vec::new(),
+            parts: None,
             command: command.split(' ').map(String::from).collect(),
             exit: Exit::Code(0),
             skipped: vec![skipped("mthp-64K"), skipped("text-2M")],

@@ -13,11 +13,13 @@ use pagetax_host::pages::PageSettings;
 use pagetax_host::pages::documents::{PageSizeChange, ProcessChange};
 use pagetax_host::pages::follow::{Sweeper, Whose};
 use pagetax_host::pages::launch::{Launch, LaunchError, Surroundings, plan};
+use pagetax_host::pages::only::Allocations;
 use pagetax_host::pages::text::{self, FileText};
 use pagetax_host::sys::signal::PassedOn;
 use std::io;
 use std::process::ExitCode;
 use std::time::Duration;
+use tempfile::NamedTempFile;
 
 /// The time between two looks at a command that has nothing to sweep.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -27,14 +29,21 @@ pub fn run(args: &Args, advice: &PartSizes) -> Result<ExitCode> {
     let name = args.operands[0].to_string_lossy();
     let program = Program::find(&*name).map_err(|error| with_code(error.into()))?;
     program.heeds_us().map_err(|error| with_code(error.into()))?;
-    let launch =
-        plan(program, advice, &Surroundings::here(), args.force, args.follow).map_err(with_code)?;
+    let own = |error: anyhow::Error| exit::with(exit::WRAPPER_FAILED, error);
+    let around = Surroundings::here();
+    let mut launch = plan(program, advice, &around, args.force, args.follow).map_err(with_code)?;
+    let log = match &args.only {
+        Some(only) => {
+            launch.restrict(only, advice, &around).map_err(|error| own(error.into()))?;
+            args.verify.then(|| log_for(&mut launch)).transpose().map_err(own)?
+        }
+        None => None,
+    };
     launch.notes.iter().for_each(|note| output::note(&format!("pagetax ppgsz: {note}")));
     if args.dry_run {
         output::print(&launch.words().iter().map(|line| format!("{line}\n")).collect::<String>())?;
         return Ok(exit::FINE.into());
     }
-    let own = |error: anyhow::Error| exit::with(exit::WRAPPER_FAILED, error);
     let files = bring_in(&launch);
     let mut launcher = launch.launcher(&args.operands);
     if args.outputs.takes_stdout() {
@@ -59,6 +68,9 @@ pub fn run(args: &Args, advice: &PartSizes) -> Result<ExitCode> {
     let document = PageSizeChange { asked: advice.clone(), processes, files: Some(files) };
     args.outputs.write(&document).map_err(own)?;
     let PageSizeChange { processes, files, .. } = document;
+    let verdicts = processes.iter().filter_map(|process| process.verdict.as_ref());
+    let large_bytes: u64 =
+        verdicts.flat_map(|verdict| &verdict.parts).map(|part| part.as_asked_bytes).sum();
     if args.verify && processes.is_empty() {
         output::say(&match unseen {
             Some(why) => format!("pagetax ppgsz: the command could not be looked at: {why}"),
@@ -69,7 +81,23 @@ pub fn run(args: &Args, advice: &PartSizes) -> Result<ExitCode> {
         let table = table_of_large(processes, huge.bytes());
         output::say((table + &said_of(&files.unwrap_or_default())).trim_end());
     }
+    if let (Some(log), Some(only)) = (log, &args.only) {
+        let mut allocations = Allocations::at(log.path());
+        allocations.read();
+        let mut lines = allocations.unmatched(only);
+        if lines.is_empty() && large_bytes == 0 {
+            lines.push(format!("--only {only}: the command used none of it by whole large pages"));
+        }
+        lines.iter().for_each(|line| output::say(&format!("pagetax ppgsz: {line}")));
+    }
     Ok(exit.shell_code().into())
+}
+
+/// Has the command's memory logged to a new file.
+fn log_for(launch: &mut Launch) -> Result<NamedTempFile> {
+    let file = NamedTempFile::new().context("cannot make a file for the log of its memory")?;
+    launch.log_allocations(file.path());
+    Ok(file)
 }
 
 fn with_code(error: LaunchError) -> anyhow::Error {

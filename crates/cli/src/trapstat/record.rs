@@ -76,6 +76,7 @@ impl Record {
             sample: args.sample,
             filters: simulation.filters(),
             streams: streams(args.outputs.takes_stdout()),
+            environment: &[],
         };
         let mut intervals = intervals(args, &simulation)?;
         let mut printed = Ok(());

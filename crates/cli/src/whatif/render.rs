@@ -1,7 +1,7 @@
 //! A forecast as tables.
 
 use crate::output::text;
-use pagetax_core::units::Nanos;
+use pagetax_core::units::{Bytes, Nanos};
 use pagetax_recorder::forecast::{Bounded, Forecast, Prediction};
 use pagetax_recorder::predict::{Faults, Walks};
 
@@ -37,6 +37,9 @@ pub fn table(forecast: &Forecast) -> String {
     out += &text::heading("what is saved, of CPU time");
     let saved = forecast.predictions.iter().flat_map(saved_rows).collect();
     out += &text::table(&["pages", "of", "saved", "low – high"], &[2], saved);
+    if !forecast.parts.is_empty() {
+        out += &parts(forecast);
+    }
     out += &text::heading("why");
     let mut rows = vec![why_row("4K", &forecast.walks, forecast.faults)];
     for prediction in &forecast.predictions {
@@ -51,6 +54,37 @@ pub fn table(forecast: &Forecast) -> String {
     for (pattern, pace) in &forecast.paces {
         let pattern = pattern.meaning();
         out += &format!("  walks, {pattern}, cost {pace:.2} times what they did when calibrated\n");
+    }
+    out
+}
+
+/// Renders what each part saves alone, and all of them at a time.
+fn parts(forecast: &Forecast) -> String {
+    let of_cpu = |bounded: Option<Bounded>| bounded.map(|saved| saved.value);
+    let whole = forecast.predictions.first().map(|whole| whole.saved.total());
+    let share = |value: Option<f64>| match (value, of_cpu(whole)) {
+        (Some(value), Some(whole)) if whole > 0.0 => format!("{:.0} %", value / whole * 100.0),
+        _ => text::MISSING.into(),
+    };
+    let row = |name: &str, bytes: Option<u64>, saved: Option<Bounded>| {
+        let [value, range] = bounded(saved, ns);
+        let bytes = bytes.map_or(text::MISSING.into(), |bytes| Bytes(bytes).to_string());
+        vec![name.into(), bytes, value, range, share(of_cpu(saved))]
+    };
+    let mut rows: Vec<Vec<String>> = forecast
+        .parts
+        .iter()
+        .map(|part| {
+            row(part.part.name(), part.touched_bytes, part.saved.map(|saved| saved.total()))
+        })
+        .collect();
+    let all_bytes: u64 = forecast.parts.iter().filter_map(|part| part.touched_bytes).sum();
+    rows.push(row("sum", Some(all_bytes), forecast.saved_alone()));
+    rows.push(row("all at a time", Some(all_bytes), whole));
+    let mut out = text::heading("what each part saves alone on 2M pages, of CPU time");
+    out += &text::table(&["part", "touched", "saved", "low – high", "share"], &[1, 2, 4], rows);
+    if forecast.parts.iter().any(|part| part.saved.is_none()) {
+        out += "  text: the calibration has no cost of walks for code; `diagnose --pages text=2M` measures it\n";
     }
     out
 }

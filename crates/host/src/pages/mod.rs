@@ -15,6 +15,7 @@ pub mod inject;
 pub mod journal;
 pub mod launch;
 pub mod mechanism;
+pub mod only;
 pub mod pagemap;
 pub mod parts;
 pub mod remap;

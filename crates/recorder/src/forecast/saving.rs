@@ -21,7 +21,7 @@ impl Bounded {
         Bounded { value, low: low.min(value), high: high.max(value) }
     }
 
-    fn plus(self, other: Bounded) -> Bounded {
+    pub(super) fn plus(self, other: Bounded) -> Bounded {
         let Bounded { value, low, high } = other;
         Bounded { value: self.value + value, low: self.low + low, high: self.high + high }
     }

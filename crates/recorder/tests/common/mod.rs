@@ -66,6 +66,14 @@ pub fn record_part(
     let program = Program::find(program).unwrap();
     let engine = Engine::choose(&program, Some(kind)).unwrap();
     let (follow, streams) = (true, Streams::Inherited);
-    let options = RecordOptions { engine: &engine, argv: &argv, follow, sample, filters, streams };
+    let options = RecordOptions {
+        engine: &engine,
+        argv: &argv,
+        follow,
+        sample,
+        filters,
+        streams,
+        environment: &[],
+    };
     run(&options, simulation, |_, _| {}).unwrap()
 }

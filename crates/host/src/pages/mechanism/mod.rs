@@ -7,12 +7,14 @@ mod base;
 mod by_part;
 mod hugetlb;
 mod mthp;
+mod only;
 mod program_setting;
 mod recipe;
 mod thp;
 
 pub use base::{AsIs, Base};
 pub use mthp::Mthp;
+pub use only::Only;
 pub use program_setting::settings_of;
 pub use recipe::Recipe;
 pub use thp::Thp;
@@ -47,6 +49,11 @@ pub trait Mechanism: Debug + Send + Sync {
 
     /// Returns the request by which `pagetax ppgsz -o` gives the same pages, if it can.
     fn by_ppgsz(&self) -> Option<PartSizes> {
+        None
+    }
+
+    /// Returns the patterns of the memory that it is for (`ppgsz --only`), if it is not for all.
+    fn only(&self) -> Option<&str> {
         None
     }
 

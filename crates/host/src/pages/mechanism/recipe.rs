@@ -109,7 +109,11 @@ impl Recipe {
         match self.mechanism.by_ppgsz() {
             None => self,
             Some(sizes) => Recipe {
-                wrapper: [own, "ppgsz", "-o", &sizes.to_string()].map(String::from).into(),
+                wrapper: [own, "ppgsz", "-o", &sizes.to_string()]
+                    .into_iter()
+                    .chain(self.mechanism.only().into_iter().flat_map(|only| ["--only", only]))
+                    .map(String::from)
+                    .collect(),
                 settings: self.settings,
                 environment: self.environment,
                 ..Recipe::unchanged(self.mechanism)
