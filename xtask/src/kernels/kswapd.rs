@@ -72,9 +72,8 @@ const PLANTS: [KswapdLoad; 8] = [
     },
 ];
 
-/// Boots a guest for each load; an error unless the planted cause comes first each time. No versions are the
-/// default one; those that name plants choose these.
-pub fn run(words: &[String], writes: bool) -> Result<()> {
+/// Boots a guest for each load with one kernel; an error unless the planted cause comes first each time.
+pub fn run(versions: &[String], writes: bool) -> Result<()> {
     let pagetax = shell::pagetax()?;
     let folder = tempfile::tempdir_in("target")?;
     let loads = folder.path().join("kswapd_loads");
@@ -83,12 +82,11 @@ pub fn run(words: &[String], writes: bool) -> Result<()> {
     shell::succeed(&mut cc)?;
     let loads = loads.to_string_lossy();
     let programs = [&pagetax, &*loads, "/sbin/mkswap", "/sbin/swapon"];
-    let version = words.first().map_or(DEFAULT_VERSION, String::as_str);
+    let version = versions.first().map_or(DEFAULT_VERSION, String::as_str);
     let kernel = fetch::kernel(version)?;
     let mut rows = Vec::new();
     let mut missed = Vec::new();
-    let only = std::env::var("PLANTS").unwrap_or_default();
-    for plant in PLANTS.iter().filter(|p| only.is_empty() || only.contains(p.id)) {
+    for plant in &PLANTS {
         let decision = decide(plant, &kernel, &programs)?;
         let first = decision.causes.first();
         if first.is_none_or(|cause| cause.id != plant.id) {
@@ -112,8 +110,7 @@ pub fn run(words: &[String], writes: bool) -> Result<()> {
 }
 
 fn decide(plant: &KswapdLoad, kernel: &Path, programs: &[&str]) -> Result<KswapdDecision> {
-    let look = std::env::var("LOOK").unwrap_or_default();
-    let script = format!("plant={}\nlook={look}\n{}", plant.id, include_str!("kswapd.sh"));
+    let script = format!("plant={}\n{}", plant.id, include_str!("kswapd.sh"));
     let disks = [
         Disk { bytes: 4 * GIB, options: plant.options },
         Disk { bytes: plant.swap_bytes, options: "" },
@@ -128,9 +125,6 @@ fn decide(plant: &KswapdLoad, kernel: &Path, programs: &[&str]) -> Result<Kswapd
         limit: LIMIT,
     };
     let text = guest.run()?;
-    if !look.is_empty() {
-        std::fs::write(format!("target/kernels/{}.look", plant.id), &text)?;
-    }
     let (before, text) = text.split_once("@@decision\n").context("no decision")?;
     let (json, _) = text.split_once("@@end").context("no decision")?;
     let parsed: Explanations =

@@ -27,4 +27,3 @@ sleep 3
 echo "@@decision"
 pagetax explain kswapd --for 10s --json
 echo "@@end"
-[ -z "$look" ] || cat /proc/zoneinfo /proc/meminfo /proc/vmstat /proc/buddyinfo

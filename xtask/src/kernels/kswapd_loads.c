@@ -55,6 +55,13 @@ static int make_file(size_t bytes) {
     return file;
 }
 
+// Makes a file whose pages need no disk.
+static int make_hole(size_t bytes) {
+    int file = open("/files/hole", O_RDWR | O_CREAT, 0600);
+    need(file >= 0 && !ftruncate(file, bytes), "hole");
+    return file;
+}
+
 static void read_part(int file, size_t from, size_t bytes) {
     static char block[MIB];
     for (size_t at = from; at < from + bytes; at += MIB) need(pread(file, block, MIB, at) == MIB, "read");
@@ -106,7 +113,7 @@ static void high_order(void) {
 static void boosted(void) {
     static int pipes[1000][2];
     static char page[PAGE];
-    int file = make_file(2800 * MIB);
+    int file = make_hole(2800 * MIB);
     posix_fadvise(file, 0, 0, POSIX_FADV_RANDOM);
     char *stays = reserve(380 * MIB);
     for (size_t at = 0; at < 380 * MIB; at += PAGE) {
@@ -128,8 +135,7 @@ static void boosted(void) {
 // The pages of one file wait for the disk. Those of a hole need no disk, and take the memory.
 static void dirty(void) {
     static char block[MIB];
-    int hole = open("/files/hole", O_RDWR | O_CREAT, 0600);
-    need(hole >= 0 && !ftruncate(hole, 3000 * MIB), "hole");
+    int hole = make_hole(3000 * MIB);
     if (!fork())
         for (;; usleep(100000))
             for (size_t at = 0; at < 3000 * MIB; at += 20 * MIB) read_part(hole, at, 20 * MIB), usleep(50000);

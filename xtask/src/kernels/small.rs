@@ -16,7 +16,7 @@ root=$1
 shift 2
 for program; do strip --strip-debug -o "$root/bin/${program##*/}" "$(readlink -f "$program")"; done
 for program in "$root"/bin/*; do
-    for library in $(ldd "$program" | grep -o '/[^ ]*'); do
+    for library in $(ldd "$program" 2>/dev/null | grep -o '/[^ ]*'); do
         mkdir -p "$root/${library%/*}"
         cp -L "$library" "$root/${library%/*}/"
     done
