@@ -1,6 +1,7 @@
 //! What virtual memory costs a whole system, a cgroup or a process, interval by interval.
 
 use crate::budget::Budget;
+use crate::cause::Account;
 use crate::counter::{Counters, Reading, Unit, UnitReading};
 use crate::document::Document;
 use serde::{Deserialize, Serialize};
@@ -59,6 +60,15 @@ impl SystemInterval {
     pub fn put(&mut self, id: &str, reading: Reading) {
         let (_, unit, _) = READINGS.iter().find(|(known, ..)| *known == id).expect("a known id");
         self.readings.insert(id.into(), UnitReading::new(*unit, reading));
+    }
+
+    /// Returns the CPU time of all tasks in scope; none if it cannot be read. A recording without that
+    /// reading has it as the total of its ledger.
+    pub fn cpu_ns(&self) -> Option<u64> {
+        match self.readings.get("cpu_ns") {
+            Some(reading) => reading.value,
+            None => Some(self.budget.total_ns(Account::Cpu)),
+        }
     }
 
     /// Returns a reading's value; none if it is missing.
@@ -122,5 +132,6 @@ pub const READINGS: &[(&str, Unit, &str)] = &[
     ("memory_some_ns", Unit::Ns, "PSI: time in which some task stalled on memory"),
     ("memory_full_ns", Unit::Ns, "PSI: time in which all tasks stalled on memory"),
     ("sample_count", Unit::Count, "stack samples that the CPU ledger rests on"),
+    ("cpu_ns", Unit::Ns, "CPU time of all tasks in scope"),
     ("own_cpu_ns", Unit::Ns, "CPU time that watching took"),
 ];

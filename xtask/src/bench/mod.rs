@@ -9,7 +9,6 @@ mod culprits;
 mod diagnose;
 mod engine;
 mod faults;
-mod guest;
 mod live;
 mod mosaics;
 mod noise;

@@ -1,4 +1,4 @@
-// Loads whose cost has a measure of its own. Usage: stat_loads LOAD SECONDS [FILE]. Says "up", waits for a
+// Loads whose cost has a measure of its own. Usage: stat_loads LOAD SECONDS [FILE [MIB]]. Says "up", waits for a
 // line, works, prints the CPU seconds of the cost where it can time them itself (else 0), and waits for the end
 // of its input.
 #define _GNU_SOURCE
@@ -78,7 +78,7 @@ int main(int count, char **args) {
     const char *load = args[1];
     double own = 0;
     char *swapped = strcmp(load, "swap") ? 0 : pages(128 << 20);
-    size_t bytes = 256 << 20;
+    size_t bytes = (count > 4 ? atol(args[4]) : 256) << 20;
     char *file = count > 3 ? mmap(0, bytes, PROT_READ, MAP_SHARED, open(args[3], O_RDONLY), 0) : 0;
     if (file == MAP_FAILED) exit(1);
     puts("up");

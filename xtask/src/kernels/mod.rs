@@ -4,10 +4,18 @@
 //! A guest needs no disk, network or KVM. Its root is an archive in memory (`image`) of this machine's own
 //! programs. `guest.sh` runs the checks and states their expected results. Nothing on this machine changes.
 
+mod capture;
+mod fetch;
 mod image;
+mod kswapd;
+mod small;
 
+pub use fetch::kernel;
+pub use small::{Disk, SmallGuest};
+
+use self::fetch::{KERNELS, KEYS, chosen, fetch};
 use crate::skips::{self, Skip};
-use crate::{book, packages, shell};
+use crate::{book, packages};
 use anyhow::{Context, Result, bail};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -15,17 +23,6 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 const FOLDER: &str = "target/kernels";
-const SECURITY_MIRROR: &str = "http://deb.debian.org/debian-security";
-const MIRROR: &str = "http://deb.debian.org/debian";
-const KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
-/// The kernels, and the suites of Debian whose cloud kernels they are. Backports move on: the guest states
-/// its version.
-const KERNELS: [(&str, &str); 4] = [
-    ("5.10", "bullseye-security"),
-    ("6.1", "bookworm-security"),
-    ("6.12", "trixie-security"),
-    ("7.3", "trixie-backports"),
-];
 /// Programs that this chore needs in addition to those of the tests.
 const NEEDED: &[(&str, &str)] = &[
     ("/usr/bin/qemu-system-x86_64", "qemu-system-x86"),
@@ -37,8 +34,6 @@ const NEEDED: &[(&str, &str)] = &[
     ("/usr/bin/sqlite3", "sqlite3"),
     (KEYS, "debian-archive-keyring"),
 ];
-/// The module beside a kernel.
-const DRIVER: &str = "virtio_blk.ko";
 const MEMORY: &str = "2048";
 /// The memory of a guest that runs [`ON_REQUEST`].
 const MEMORY_OF_PROGRAMS: &str = "4096";
@@ -47,6 +42,8 @@ const MEMORY_OF_PROGRAMS: &str = "4096";
 const PARTS: [&str; 4] = ["commands", "why", "pager", ON_REQUEST];
 /// The part that takes an hour, and runs on request only.
 const ON_REQUEST: &str = "programs";
+/// Parts with small guests of their own, that run on request only.
+const SMALL: [&str; 2] = ["kswapd", "capture"];
 /// The kernel that has all that the pager uses, as today's machines have: `cargo xtask test` runs the pager's
 /// tests on such a machine. They run in this guest on request only.
 const WITHOUT_PAGER: &str = "7.3";
@@ -64,8 +61,9 @@ const LOST_WRITE_TO_CODE: &str = "Oops: int3";
 pub struct Args {
     /// Kernels, such as 5.10; none is all: 5.10, 6.1, 6.12 and 7.3
     versions: Vec<String>,
-    /// Run these parts only: commands, why, pager, programs. Programs run on request only
-    #[arg(long, value_name = "PART,…", value_delimiter = ',', value_parser = PARTS)]
+    /// Run these parts only: commands, why, pager, programs, kswapd, capture. The last three run on request
+    /// only
+    #[arg(long, value_name = "PART,…", value_delimiter = ',', value_parser = [PARTS.as_slice(), &SMALL].concat())]
     only: Vec<String>,
     /// Boot the programs of the last build, with the checks as they are now
     #[arg(long)]
@@ -155,6 +153,12 @@ impl GuestRun {
 /// Boots each kernel; an error if any check fails, and on CI, if one was skipped.
 pub fn run(args: &Args) -> Result<()> {
     let begun = Instant::now();
+    if args.only.iter().any(|part| part == "capture") {
+        return capture::run(&args.versions);
+    }
+    if args.only.iter().any(|part| part == "kswapd") {
+        return kswapd::run(&args.versions, args.write);
+    }
     let chosen = chosen(&args.versions)?;
     packages::provide_files(NEEDED.iter())?;
     if let Some((file, package)) = NEEDED.iter().find(|(file, _)| !Path::new(file).exists()) {
@@ -185,17 +189,6 @@ pub fn run(args: &Args) -> Result<()> {
     skips::report(&skips)
 }
 
-/// Returns the kernels of these versions in the order of the table; all if there are none.
-fn chosen(versions: &[String]) -> Result<Vec<(&'static str, &'static str)>> {
-    let is_known = |version: &&String| KERNELS.iter().any(|(known, _)| known == version);
-    if let Some(unknown) = versions.iter().find(|version| !is_known(version)) {
-        let known = KERNELS.map(|(version, _)| version).join(", ");
-        bail!("no kernel {unknown}; there are {known}");
-    }
-    let is_chosen = |version: &str| versions.is_empty() || versions.iter().any(|v| v == version);
-    Ok(KERNELS.into_iter().filter(|(version, _)| is_chosen(version)).collect())
-}
-
 /// Boots one guest after the other. Each has as many CPUs as this machine gives it.
 fn boot_all(kernels: &[(&'static str, PathBuf)], args: &Args) -> Result<Vec<GuestRun>> {
     if kernels.is_empty() {
@@ -210,106 +203,6 @@ fn boot_all(kernels: &[(&'static str, PathBuf)], args: &Args) -> Result<Vec<Gues
         Ok(outcome)
     };
     kernels.iter().map(run).collect()
-}
-
-/// Finds a kernel, downloaded once: apt proves what it downloads by Debian's keys. Remove its directory for a
-/// newer one.
-fn fetch(version: &str, suite: &str) -> Result<PathBuf> {
-    let directory = std::path::absolute(Path::new(FOLDER).join(version))?;
-    let kernel = directory.join("vmlinuz");
-    if kernel.exists() {
-        return Ok(kernel);
-    }
-    let (variable, mirror) = match suite.ends_with("-security") {
-        true => ("DEBIAN_SECURITY_MIRROR", SECURITY_MIRROR),
-        false => ("DEBIAN_MIRROR", MIRROR),
-    };
-    let mirror = std::env::var(variable).unwrap_or(mirror.into());
-    let failed = || {
-        format!(
-            "cannot download Linux {version} from {mirror} (another: {variable}=URL); kernels that are in {FOLDER} \
-             need no network"
-        )
-    };
-    println!("downloading Linux {version} of {suite}");
-    for part in ["lists/partial", "cache/archives/partial", "unpacked"] {
-        fs::create_dir_all(directory.join(part))?;
-    }
-    let list = directory.join("sources.list");
-    fs::write(&list, format!("deb [signed-by={KEYS}] {mirror} {suite} main\n"))?;
-    let apt = |program: &str, words: &[&str]| {
-        let at = |path: &str| directory.join(path).display().to_string();
-        let settings = [
-            format!("Dir::Etc::sourcelist={}", list.display()),
-            "Dir::Etc::sourceparts=/dev/null".into(),
-            format!("Dir::State::lists={}", at("lists")),
-            format!("Dir::Cache={}", at("cache")),
-            "APT::Update::Error-Mode=any".into(),
-            "APT::Sandbox::User=root".into(),
-        ];
-        let mut command = Command::new(program);
-        command.current_dir(&directory).arg("-q");
-        command.args(settings.iter().flat_map(|setting| ["-o", setting.as_str()]));
-        command.args(words);
-        shell::output(&mut command).with_context(failed)
-    };
-    apt("apt-get", &["update"])?;
-    let dependency = |package: &str, prefix: &str| -> Result<Option<String>> {
-        let shown = apt("apt-cache", &["show", package])?;
-        let depends = shown.lines().find_map(|line| line.strip_prefix("Depends: "));
-        let mut packages = depends.into_iter().flat_map(|line| line.split([' ', ',']));
-        Ok(packages.find(|word| word.starts_with(prefix)).map(String::from))
-    };
-    let image = dependency("linux-image-cloud-amd64", "linux-image-")?;
-    let image = image.context("the package of the newest kernel names no kernel")?;
-    // From 7.3 on, a package of its own has the kernel.
-    let package = dependency(&image, "linux-binary-")?.unwrap_or(image);
-    apt("apt-get", &["download", &package])?;
-    let found = |suffix: &str, prefix: &str, at: &Path| -> Result<PathBuf> {
-        let mut paths = fs::read_dir(at)?.flatten().map(|entry| entry.path());
-        let is_it = |path: &PathBuf| {
-            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            name.starts_with(prefix) && name.ends_with(suffix)
-        };
-        paths.find(is_it).with_context(|| format!("{} has no {prefix}*{suffix}", at.display()))
-    };
-    let unpacked = directory.join("unpacked");
-    let package = found(".deb", &package, &directory)?;
-    shell::succeed(Command::new("dpkg-deb").arg("-x").arg(&package).arg(&unpacked))?;
-    let boot = unpacked.join("boot");
-    let found = match boot.exists() {
-        true => found("", "vmlinuz-", &boot)?,
-        false => found("", "", &unpacked.join("usr/lib/modules"))?.join("vmlinuz"),
-    };
-    fs::rename(found, &kernel)?;
-    // Only `bench reclaim guest` needs it: a kernel without it is complete for the checks.
-    if let Err(error) = keep_driver(&unpacked, &directory) {
-        println!("-- Linux {version} without {DRIVER}: {error:#}");
-    }
-    for path in [unpacked, package, directory.join("lists"), directory.join("cache")] {
-        if path.is_dir() { fs::remove_dir_all(&path)? } else { fs::remove_file(&path)? }
-    }
-    Ok(kernel)
-}
-
-/// Returns the path of a version's kernel. The driver of QEMU's disks is beside it, as `virtio_blk.ko`.
-pub fn kernel(version: &str) -> Result<PathBuf> {
-    let chosen = chosen(&[version.to_string()])?;
-    let (version, suite) = chosen.first().context("no such kernel")?;
-    let kernel = fetch(version, suite)?;
-    if !kernel.with_file_name(DRIVER).exists() {
-        bail!("{FOLDER}/{version} has no {DRIVER}; remove that folder, and it is downloaded again");
-    }
-    Ok(kernel)
-}
-
-/// Keeps the driver of QEMU's disks, which the cloud kernels have as a module, unpacked.
-fn keep_driver(unpacked: &Path, directory: &Path) -> Result<()> {
-    const KEEP: &str = "packed=$(find \"$1\" -name 'virtio_blk.ko*') && [ -n \"$packed\" ] && \
-        case $packed in *.xz) xz -dc \"$packed\" ;; *) cat \"$packed\" ;; esac > \"$2\"";
-    let mut keep = Command::new("sh");
-    keep.args(["-c", KEEP, "sh"]).arg(unpacked).arg(directory.join(DRIVER));
-    shell::succeed(&mut keep)
 }
 
 /// A guest; it ends with us.

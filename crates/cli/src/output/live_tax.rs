@@ -39,11 +39,9 @@ fn costs(live: &LiveTax) -> String {
     };
     let costs: Vec<String> = tax.filter_map(of).collect();
     let costs = if costs.is_empty() { "no cost was seen".into() } else { costs.join(", ") };
-    let total_ns = interval.budget.total_ns(Account::Cpu);
-    format!(
-        "\nBefore any change, of {} of CPU time: {costs}; translation not counted\n",
-        Nanos(total_ns)
-    )
+    let all =
+        interval.cpu_ns().map_or_else(|| "an unknown amount".into(), |ns| Nanos(ns).to_string());
+    format!("\nBefore any change, of {all} of CPU time: {costs}; translation not counted\n")
 }
 
 fn windows(live: &LiveTax) -> String {

@@ -2,7 +2,6 @@
 
 use super::budget;
 use super::text::{MISSING, heading};
-use pagetax_core::cause::Account;
 use pagetax_core::counter::UnitReading;
 use pagetax_core::system_stat::{Culprit, SystemInterval, huge_blocks};
 use pagetax_core::units::Nanos;
@@ -50,8 +49,7 @@ pub fn line(interval: &SystemInterval) -> String {
     let bound = |of: fn(&UnitReading) -> Option<u64>| cell(tax.and_then(of));
     let sum =
         format!("{} ({}–{})", bound(|tax| tax.value), bound(|tax| tax.low), bound(|tax| tax.high));
-    let total = interval.budget.total_ns(Account::Cpu);
-    line += &format!("{sum:>16}{:>7}", cell(Some(total)));
+    line += &format!("{sum:>16}{:>7}", cell(interval.cpu_ns()));
     line.extend(WAITS.iter().map(|(_, id)| format!("{:>6}", row(id))));
     line += &format!("{:>7}", cell(interval.value("memory_some_ns")));
     let free = match interval.free_blocks.len() {
@@ -119,7 +117,7 @@ pub fn total(interval: &SystemInterval, scope: &str) -> String {
     let tax =
         interval.readings.get("vm_cpu_ns").and_then(|tax| Some((tax.value?, tax.low?, tax.high?)));
     let tax = tax.map_or_else(String::new, |(value, low, high)| {
-        let all = Nanos(interval.budget.total_ns(Account::Cpu));
+        let all = interval.cpu_ns().map_or_else(|| MISSING.into(), |ns| Nanos(ns).to_string());
         let [value, low, high] = [value, low, high].map(Nanos);
         format!("\nVirtual memory takes {value} of {all} of CPU time ({low} – {high}), without translation\n")
     });
@@ -130,6 +128,7 @@ pub fn total(interval: &SystemInterval, scope: &str) -> String {
 mod tests {
     use super::*;
     use pagetax_core::budget::{Budget, Ledger};
+    use pagetax_core::cause::Account;
     use pagetax_core::counter::Reading;
 
     #[test]

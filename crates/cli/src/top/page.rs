@@ -4,7 +4,6 @@ use super::columns::{Layout, SORTS};
 use super::model::{TopModel, View};
 use crate::output::system_stat::{COLUMNS, WAITS, causes, number};
 use crate::output::text::MISSING;
-use pagetax_core::cause::Account;
 use pagetax_core::counter::UnitReading;
 use pagetax_core::system_stat::{SystemInterval, huge_blocks};
 
@@ -101,7 +100,7 @@ fn summary(model: &TopModel) -> [String; 3] {
         bound(|tax| tax.value),
         bound(|tax| tax.low),
         bound(|tax| tax.high),
-        cell(Some(system.budget.total_ns(Account::Cpu))),
+        cell(system.cpu_ns()),
         model.top.cpu_count,
         (model.seconds() * 10.0).round() / 10.0,
     );

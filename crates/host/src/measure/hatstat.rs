@@ -83,11 +83,16 @@ fn costs(root: &Root, calibration: Result<&Calibration, &str>) -> Vec<HatCost> {
         let read = base(c, FaultKind::FileMajorRead)?;
         Some((read.median_ns, read.low_ns, read.high_ns))
     });
+    // A kernel without huge pages does not count them.
+    let huge_faults = match root.has("/sys/kernel/mm/transparent_hugepage") {
+        true => count("huge_fault_count"),
+        false => Reading::Measured(0),
+    };
     let mut costs = vec![
         HatCost::product(
             "faults on base pages",
             "cpu",
-            less(count("minor_fault_count"), count("huge_fault_count")),
+            less(count("minor_fault_count"), huge_faults),
             base_fault,
             "from a cached file's page to a copy; best: a new zeroed page",
         ),
@@ -126,7 +131,7 @@ fn less(all: Reading, part: Reading) -> Reading {
         (Reading::Measured(all), Reading::Measured(part)) => {
             Reading::Measured(all.saturating_sub(part))
         }
-        // A kernel without huge pages does not count them.
+        (Reading::Measured(_), part) => part,
         (all, _) => all,
     }
 }

@@ -16,7 +16,12 @@ use std::time::{Duration, Instant};
 /// kswapd with less of a CPU than this is idle.
 const IDLE_SHARE: f64 = 0.01;
 
-/// A zone of memory, in pages.
+/// The time between two looks at the watermarks. The kernel takes a boost back when kswapd has reclaimed it,
+/// so a boost that comes and goes lasts for some tenths of a second.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// A zone of memory, in pages. The watermarks include the boost, as /proc/zoneinfo has them
+/// (include/linux/mmzone.h, `wmark_pages`).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Zone {
     /// Node and name, such as `0 Normal`.
@@ -43,6 +48,8 @@ pub struct KswapdCounters {
     vmstat: BTreeMap<String, u64>,
     meminfo: BTreeMap<&'static str, u64>,
     zones: Vec<Zone>,
+    /// The zones with boosted watermarks, at all looks since the counters before, and the number of looks.
+    boosted: (Vec<Zone>, u64),
     free_blocks: Option<Vec<u64>>,
     /// Memory cgroups within a twentieth of their limit, or above their soft limit.
     full_cgroups: Vec<String>,
@@ -70,12 +77,19 @@ impl KswapdCounters {
                     ("swap_free", info.swap_free),
                     ("dirty", info.dirty + info.writeback),
                 ]);
-                known.extend(info.anon_pages.map(|bytes| ("anon", bytes)));
+                // Locked memory is on neither list.
+                let lists = info.active_anon.zip(info.inactive_anon);
+                known.extend(lists.map(|(active, inactive)| ("anon", active + inactive)));
                 known.extend(info.unevictable.map(|bytes| ("unevictable", bytes)));
                 known
             },
         );
-        let zones = root.text("/proc/zoneinfo").map(|text| zones(&text));
+        let zones = root.text("/proc/zoneinfo").map(|text| {
+            if !text.contains(" boost ") {
+                missing.push("/proc/zoneinfo has no boost of watermarks".into());
+            }
+            zones(&text)
+        });
         let zones = zones.unwrap_or_else(|why| {
             missing.push(why);
             Vec::new()
@@ -86,6 +100,7 @@ impl KswapdCounters {
             kswapd_ns,
             vmstat,
             meminfo,
+            boosted: (boosted_zones(&zones).cloned().collect(), 1),
             zones,
             free_blocks: Fragmentation::usable(root).ok().map(|blocks| blocks.free_blocks),
             full_cgroups: full_cgroups(root),
@@ -160,9 +175,21 @@ fn visit(root: &Root, folder: &str, depth: u32, each: &mut impl FnMut(&str)) {
 /// Watches for so long, and decides.
 pub fn watch(root: &Root, time: Duration) -> KswapdDecision {
     let before = KswapdCounters::read(root);
-    std::thread::sleep(time);
-    let now = KswapdCounters::read(root);
+    let (mut boosted, mut looks) = before.boosted.clone();
+    let end = Instant::now() + time;
+    while Instant::now() < end {
+        std::thread::sleep(LOOK_INTERVAL.min(end - Instant::now()));
+        let zones = root.text("/proc/zoneinfo").map(|text| zones(&text)).unwrap_or_default();
+        boosted.extend(boosted_zones(&zones).cloned());
+        looks += 1;
+    }
+    let now = KswapdCounters { boosted: (boosted, looks), ..KswapdCounters::read(root) };
     decide(&before, &now)
+}
+
+/// Returns the zones whose watermarks are boosted.
+fn boosted_zones(zones: &[Zone]) -> impl Iterator<Item = &Zone> {
+    zones.iter().filter(|zone| zone.boost > 0 && zone.matters())
 }
 
 /// The two looks, as the rules see them.
@@ -233,21 +260,37 @@ pub fn decide(before: &KswapdCounters, now: &KswapdCounters) -> KswapdDecision {
     KswapdDecision { elapsed_ns: elapsed.as_nanos() as u64, cpu_share, summary, causes, missing }
 }
 
-/// Zones that matter: DMA is kept in reserve.
+impl Zone {
+    /// Returns true except for the zone DMA, which is kept in reserve.
+    fn matters(&self) -> bool {
+        !self.name.ends_with(" DMA")
+    }
+
+    /// Returns true if kswapd would sleep without the boost.
+    fn is_balanced_without_boost(&self) -> bool {
+        self.free + self.boost >= self.high
+    }
+}
+
 fn zones_that_matter(counters: &KswapdCounters) -> impl Iterator<Item = &Zone> {
-    counters.zones.iter().filter(|zone| !zone.name.ends_with(" DMA"))
+    counters.zones.iter().filter(|zone| zone.matters())
 }
 
 fn boosted(looks: &Looks<'_>) -> Option<KswapdCause> {
-    let mut zones = zones_that_matter(looks.now).chain(zones_that_matter(looks.before));
-    let zone = zones.find(|zone| zone.boost > 0)?;
+    let (boosted, look_count) = &looks.now.boosted;
+    let zone = boosted.iter().max_by_key(|zone| zone.boost)?;
+    let alone = boosted.iter().filter(|zone| zone.is_balanced_without_boost()).count();
     Some(cause(
         "boosted_watermarks",
         "fragmentation has raised the watermarks for some time",
-        zone.free + zone.boost >= zone.high,
+        2 * alone >= boosted.len(),
         format!(
-            "zone {}: boost {} pages, free {}, high {}",
-            zone.name, zone.boost, zone.free, zone.high
+            "zone {}: boost {} pages, free {}, high {}; boosted at {} of {look_count} looks",
+            zone.name,
+            zone.boost,
+            zone.free,
+            zone.high,
+            boosted.len(),
         ),
         "sysctl vm.watermark_boost_factor=0",
     ))
@@ -272,7 +315,7 @@ fn unbalanced(looks: &Looks<'_>) -> Option<KswapdCause> {
 fn high_order(looks: &Looks<'_>) -> Option<KswapdCause> {
     let mut zones = zones_that_matter(looks.now).peekable();
     zones.peek()?;
-    let has_free = zones.all(|zone| zone.free > zone.high + zone.boost);
+    let has_free = zones.all(|zone| zone.free > zone.high);
     let blocks = huge_blocks(looks.now.free_blocks.as_ref()?);
     let wakes = looks.sum(&["compact_daemon_wake", "compact_stall", "thp_fault_fallback"]);
     (has_free && (blocks == 0 || wakes > 0)).then(|| {
@@ -434,7 +477,20 @@ mod tests {
             now.free_blocks = Some(vec![90_000, 8_000, 10]);
         };
         assert_eq!(first(in_pieces), "high_order");
-        assert_eq!(first(|now| now.zones[1].boost = 4_500), "boosted_watermarks");
+        // The boost has come and gone between the two looks.
+        let boosted = |free: u64| {
+            move |now: &mut KswapdCounters| {
+                let zone = Zone { boost: 4_500, high: 13_500, free, ..now.zones[1].clone() };
+                now.boosted = (vec![zone], 50);
+            }
+        };
+        assert_eq!(first(boosted(9_500)), "boosted_watermarks");
+        // Free memory is short without the boost, too.
+        let short = |now: &mut KswapdCounters| {
+            boosted(6_000)(now);
+            count(now, "workingset_refault_anon", 40_000);
+        };
+        assert_eq!(first(short), "working_set");
         assert_eq!(first(|now| now.zones[0].free = 400_000), "unbalanced");
         assert_eq!(first(|now| count(now, "nr_vmscan_immediate_reclaim", 30_000)), "dirty");
         let full = |now: &mut KswapdCounters| {
@@ -457,6 +513,17 @@ mod tests {
         now.meminfo.insert("unevictable", 3 << 30);
         let decision = decide(&before, &now);
         assert!(decision.causes.is_empty() && decision.summary.contains("idle"), "{decision:?}");
+    }
+
+    #[test]
+    fn a_boost_that_the_kernel_does_not_show_is_missing() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("proc")).unwrap();
+        let zone = "Node 0, zone Normal\n  pages free 9\n        min 1\n        managed 99\n";
+        std::fs::write(folder.path().join("proc/zoneinfo"), zone).unwrap();
+        let missing = KswapdCounters::read(&Root::at(folder.path())).missing;
+        assert!(missing.iter().any(|why| why.contains("no boost")), "{missing:?}");
+        assert!(!KswapdCounters::read(&captured()).missing.iter().any(|w| w.contains("boost")));
     }
 
     #[test]

@@ -3,6 +3,8 @@
 pub mod backed_memory;
 pub mod budget;
 pub mod calibrate;
+#[cfg(test)]
+mod captured;
 pub mod doctor;
 pub mod environment;
 pub mod fragmentation;

@@ -1,6 +1,6 @@
 # Plants ten culprits of kswapd one after the other, and writes what `pagetax stat` says of each to the serial line.
-export PATH=/bin HOME=/ LC_ALL=C
-cd /
+mkdir -p /sys/fs/cgroup
+mount -t cgroup2 none /sys/fs/cgroup
 
 # placed CGROUP KIND RATE: starts a process in a cgroup.
 placed() {
@@ -41,6 +41,3 @@ for number in 1 2 3 4 5; do
     planted $number file
     planted $((number + 5)) anon
 done
-echo "@@done"
-echo o >/proc/sysrq-trigger
-sleep 60

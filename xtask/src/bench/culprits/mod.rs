@@ -1,14 +1,16 @@
 //! The process and the cgroup that `pagetax stat` names for the work of kswapd and kcompactd, beside the
 //! planted one: ten runs in a guest of 1 GB.
 
-use super::{Outcome, guest};
+use super::Outcome;
+use crate::kernels::{self, Disk, SmallGuest};
 use crate::shell;
 use anyhow::{Context, Result, ensure};
 use pagetax_core::document;
 use pagetax_core::system_stat::SystemStat;
 use serde_json::json;
+use std::process::Command;
 
-const SCRIPT: &str = "xtask/src/bench/culprits/guest.sh";
+const VERSION: &str = "6.12";
 const SOURCE: &str = "xtask/src/bench/culprits/allocates.c";
 /// The runs whose culprit stat has to name, of ten.
 const PROMISED_OF_TEN: usize = 9;
@@ -50,7 +52,19 @@ impl PlantedRun {
 /// Runs the guest.
 pub fn run() -> Result<Outcome> {
     let program = std::env::var("PAGETAX").or_else(|_| shell::pagetax())?;
-    let text = guest::run(&program, SCRIPT, &[SOURCE])?;
+    let folder = tempfile::tempdir()?;
+    let allocates = folder.path().join("allocates");
+    shell::succeed(Command::new("cc").args(["-O1", SOURCE, "-o"]).arg(&allocates))?;
+    let text = SmallGuest {
+        kernel: &kernels::kernel(VERSION)?,
+        script: include_str!("guest.sh"),
+        programs: &[&program, allocates.to_str().context("a folder with a plain name")?],
+        disks: &[Disk { bytes: 4 << 30, options: "" }],
+        memory: &["-m", "1024"],
+        append: "",
+        limit: 900,
+    }
+    .run()?;
     let runs = text.split("@@run ").skip(1).map(PlantedRun::parse).collect::<Result<Vec<_>>>()?;
     ensure!(!runs.is_empty(), "no run:\n{text}");
     let (mut rows, mut results) = (Vec::new(), Vec::new());

@@ -1,7 +1,5 @@
 # Runs each load of `cargo xtask bench reclaim guest` beside `pagetax stat`, and writes both documents to the
 # serial line.
-export PATH=/bin HOME=/ LC_ALL=C
-cd /
 
 # measured NAME JOB ARGUMENTS…
 measured() {
@@ -29,6 +27,3 @@ for pages in base 2M; do
         --set page_size=$pages
 done
 measured "madvise willneed" mlock-cycle --set directory=/files --set file_size=100M --set sleep=5s --set how=willneed
-echo "@@done"
-echo o >/proc/sysrq-trigger
-sleep 60

@@ -2,8 +2,10 @@
 //! reader of a file under a memory cgroup, beside the simulated Linux 2.4.9. The part `guest` runs
 //! `mlock-cycle` in a guest of 1 GB, where kswapd works as well.
 
+mod guest;
+
 use super::swap::Limited;
-use super::{Outcome, guest, number, report};
+use super::{Outcome, number, report};
 use crate::at_end::AtEnd;
 use crate::shell;
 use anyhow::{Context, Result, bail, ensure};
@@ -16,7 +18,6 @@ use std::time::{Duration, Instant};
 /// The memory of the cgroup in MiB. As in 2001, a file is a fifth of it, and two files are locked.
 const MIB: u64 = 256;
 const FILE: &str = "file_size=51M";
-const GUEST_SCRIPT: &str = "xtask/src/bench/reclaim/guest.sh";
 const READER: &str = "xtask/src/bench/reclaim/file_read.toml";
 const LOADS: &[(&str, &[&str])] = &[
     ("mlock-cycle, base pages", &["mlock-cycle", "slots=2", FILE, "page_size=base"]),
@@ -139,7 +140,7 @@ pub fn run(parts: &[String]) -> Result<Outcome> {
     let program = program()?;
     match parts {
         [] => {}
-        [part] if part == "guest" => return in_guest(&program),
+        [part] if part == "guest" => return guest::run(&program),
         _ => bail!("the only part of this benchmark is `guest`"),
     }
     let before = scans_of_the_machine()?;
@@ -161,40 +162,6 @@ pub fn run(parts: &[String]) -> Result<Outcome> {
     }
     let promise = format!("the rest of the machine scans at most {:.0} %", OTHERS_MAX * 100.0);
     outcome(&seen, (promise, others <= scans * OTHERS_MAX))
-}
-
-/// Boots the guest, and returns what its runs and `pagetax stat` beside them saw.
-fn in_guest(program: &str) -> Result<Outcome> {
-    let text = guest::run(program, GUEST_SCRIPT, &[])?;
-    let seen: Vec<ReclaimSeen> =
-        text.split("@@run ").skip(1).map(seen_in_guest).collect::<Result<_>>()?;
-    outcome(&seen, (format!("all loads end within {} s", guest::LIMIT), true))
-}
-
-/// Parses the two documents of one load.
-fn seen_in_guest(text: &str) -> Result<ReclaimSeen> {
-    let (name, rest) = text.split_once('\n').context("a load has a name")?;
-    let (report, rest) = rest.split_once("@@stat ").context("no report of stat")?;
-    let (_, rest) = rest.split_once('\n').context("no report of stat")?;
-    let stat = rest.split("@@end").next().unwrap_or_default();
-    let report: Value = serde_json::from_str(report).with_context(|| report.to_string())?;
-    let stat: Value = serde_json::from_str(stat).with_context(|| stat.to_string())?;
-    let intervals = stat["intervals"].as_array().context("no intervals")?;
-    let wall_ns = number(&report, "/wall_ns")?;
-    let series = |id: &str| -> Vec<f64> {
-        let value = |one: &Value| one["readings"][id]["value"].as_f64().unwrap_or(0.0);
-        last_seconds(&intervals.iter().map(value).collect::<Vec<_>>(), wall_ns)
-    };
-    let sum = |id: &str| series(id).iter().sum::<f64>();
-    let (direct, background) = (sum("direct_scan_count"), sum("background_scan_count"));
-    let share = background / (direct + background);
-    Ok(ReclaimSeen {
-        name: format!("{name}, guest of 1 GB"),
-        report,
-        stalls_ms: series("memory_some_ns").iter().map(|ns| ns / 1e6).collect(),
-        background_share: share.is_finite().then_some(share),
-        efficiency_range: None,
-    })
 }
 
 fn outcome(seen: &[ReclaimSeen], promise: (String, bool)) -> Result<Outcome> {

@@ -28,6 +28,7 @@ pub fn cost(seen: &Observation, calibration: Result<&Calibration, &str>) -> Syst
     }
     interval.put("huge_fallback_ns", fallback(seen, calibration));
     interval.put("vm_cpu_ns", tax(seen, &interval.budget));
+    interval.put("cpu_ns", reading(&seen.totals.cpu_ns));
     interval.put("own_cpu_ns", Reading::Measured(seen.own_cpu_ns));
     let samples = seen.samples.as_ref().map(SystemSamples::count);
     interval.put("sample_count", reading(&samples.map_err(Clone::clone)));
@@ -151,11 +152,12 @@ fn tax(seen: &Observation, budget: &Budget) -> Reading {
     }
     let (value, daemons_ns) = (sum(|row| row.ns), seen.daemons_ns.iter().flatten().sum::<u64>());
     let Ok(samples) = &seen.samples else {
-        return Reading::Derived {
-            value,
-            low: sum(|row| row.low_ns),
-            high: sum(|row| row.high_ns),
-        };
+        // Rows that are missing may have taken the rest of the time.
+        let is_whole = rows.clone().all(|row| row.ns.is_some());
+        let most = if is_whole { sum(|row| row.high_ns.or(row.ns)) } else { u64::MAX };
+        let (low, high) =
+            (sum(|row| row.low_ns.or(row.ns)), most.min(budget.total_ns(Account::Cpu)));
+        return Reading::Derived { value, low: low.min(value), high: high.max(value) };
     };
     let all = samples.count();
     let (low, high) = match all {

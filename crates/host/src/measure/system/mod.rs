@@ -156,10 +156,17 @@ impl SystemWatch {
     /// # Errors
     /// If there is no such scope. What the machine does not let us see is missing from the result instead.
     pub fn start(scope: Scope) -> Result<SystemWatch, String> {
-        let root = Root::default();
+        SystemWatch::at(Root::default(), scope, SystemCollector::start())
+    }
+
+    /// Starts to watch a live or a captured tree.
+    pub(in crate::measure) fn at(
+        root: Root,
+        scope: Scope,
+        collector: Result<SystemCollector, String>,
+    ) -> Result<SystemWatch, String> {
         scope.check(&root)?;
         let daemons = daemons(&root);
-        let collector = SystemCollector::start();
         let mut totals = ProcessTotals::default();
         totals.look(&root, &scope);
         let before = Moment::read(&root, &scope, &totals, &daemons);
@@ -172,6 +179,16 @@ impl SystemWatch {
             totals,
             before,
         })
+    }
+
+    /// Lets the first interval of a captured tree begin when its machine booted.
+    #[cfg(test)]
+    pub(in crate::measure) fn count_from_boot(&mut self) {
+        let Moment { totals, daemons_ns, time_ns, .. } = &mut self.before;
+        let of_scope = [&mut totals.cpu_ns, &mut totals.kernel_ns].into_iter();
+        let counts = of_scope.chain(daemons_ns).chain(totals.events.values_mut());
+        counts.flatten().for_each(|count| *count = 0);
+        *time_ns = 0;
     }
 
     /// Returns the reason why there are no stacks; none if there are.

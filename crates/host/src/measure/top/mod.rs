@@ -34,11 +34,14 @@ impl TopWatch {
     /// # Errors
     /// If the system cannot be watched. Figures that the machine does not show are missing instead.
     pub fn start() -> Result<TopWatch, String> {
-        let root = Root::default();
-        let system = SystemWatch::start(Scope::System)?;
+        TopWatch::at(Root::default(), SystemWatch::start(Scope::System)?)
+    }
+
+    /// Starts to watch a live or a captured tree.
+    pub(in crate::measure) fn at(root: Root, system: SystemWatch) -> Result<TopWatch, String> {
         let daemons = daemons(&root);
         let daemon_times = daemon_times(&root, &daemons);
-        let cpu_count = online_cpus(&root).map_or(1, |cpus| cpus.len() as u32);
+        let cpu_count = online_cpus(&root)?.len() as u32;
         Ok(TopWatch {
             table: TaskTable::new(&root),
             root,
@@ -47,6 +50,13 @@ impl TopWatch {
             daemon_times,
             cpu_count,
         })
+    }
+
+    /// Lets the first interval of a captured tree begin when its processes started.
+    #[cfg(test)]
+    pub(in crate::measure) fn count_from_start(&mut self) {
+        self.table = TaskTable::new(&Root::at("/nonexistent"));
+        self.system.count_from_boot();
     }
 
     /// Returns true if there are stacks, so that times by cause are known.

@@ -1,0 +1,107 @@
+//! A small guest: a shell and a few programs in memory, so that nearly all of its memory is free. It runs one
+//! script, whose output comes back as text.
+
+use crate::shell;
+use anyhow::{Context, Result, ensure};
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// Makes the root of the guest in the folder `$1`. The driver `$2` may be empty; programs follow.
+const MAKE_ROOT: &str = r#"set -e
+mkdir -p "$1/bin" "$1/tmp"
+cc -O1 -static xtask/src/kernels/small_init.c -o "$1/init"
+[ -z "$2" ] || cp "$2" "$1/virtio_blk.ko"
+root=$1
+shift 2
+for program; do strip --strip-debug -o "$root/bin/${program##*/}" "$(readlink -f "$program")"; done
+for program in "$root"/bin/*; do
+    for library in $(ldd "$program" 2>/dev/null | grep -o '/[^ ]*'); do
+        mkdir -p "$root/${library%/*}"
+        cp -L "$library" "$root/${library%/*}/"
+    done
+done
+cd "$root"
+find . | cpio --quiet -o -H newc > ../root.cpio
+"#;
+
+/// A disk of the guest.
+#[derive(Debug, Clone, Copy)]
+pub struct Disk<'a> {
+    /// The size in bytes. The file is sparse.
+    pub bytes: u64,
+    /// Options of QEMU's -drive, such as a limit of its speed; may be empty.
+    pub options: &'a str,
+}
+
+/// A guest before it is booted.
+#[derive(Debug, Clone, Copy)]
+pub struct SmallGuest<'a> {
+    /// The image of its kernel. With disks, their driver is beside it.
+    pub kernel: &'a Path,
+    /// The script that it runs, with `PATH` to its programs.
+    pub script: &'a str,
+    /// The paths of its programs.
+    pub programs: &'a [&'a str],
+    /// Its disks. The first has an empty file system of ext4 at /files.
+    pub disks: &'a [Disk<'a>],
+    /// Arguments of QEMU that set its memory.
+    pub memory: &'a [&'a str],
+    /// Words on the command line of its kernel.
+    pub append: &'a str,
+    /// The time limit in seconds: an emulated guest is an order of magnitude slower.
+    pub limit: u32,
+}
+
+impl SmallGuest<'_> {
+    /// Boots the guest, and returns the output of its script.
+    ///
+    /// # Errors
+    /// If the guest cannot be made, or the script does not print `@@done` within the limit.
+    pub fn run(&self) -> Result<String> {
+        let folder = tempfile::tempdir_in("target")?;
+        let (root, results) = (folder.path().join("root"), folder.path().join("results"));
+        fs::create_dir(&root)?;
+        let script = format!(
+            "export PATH=/bin HOME=/ LC_ALL=C\ncd /\n{}\necho @@done\necho o >/proc/sysrq-trigger\nsleep 60\n",
+            self.script
+        );
+        fs::write(root.join("guest.sh"), script)?;
+        let driver = self.kernel.with_file_name("virtio_blk.ko");
+        let driver = if self.disks.is_empty() { Path::new("") } else { &driver };
+        let mut make = Command::new("sh");
+        make.args(["-c", MAKE_ROOT, "sh"]).arg(&root).arg(driver);
+        make.args(["sh", "cat", "sleep", "mkdir", "mount"].map(|name| format!("/bin/{name}")));
+        shell::succeed(make.args(self.programs))?;
+        let limit = self.limit.to_string();
+        let console = folder.path().join("console");
+        let mut qemu = Command::new("timeout");
+        qemu.args([&limit, "qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max"]);
+        qemu.args(["-smp", "2", "-display", "none", "-monitor", "none", "-no-reboot"]);
+        qemu.args(["-nic", "none"]).args(self.memory);
+        qemu.arg("-serial").arg(format!("file:{}", console.display()));
+        qemu.arg("-serial").arg(format!("file:{}", results.display()));
+        for (index, disk) in self.disks.iter().enumerate() {
+            let file = folder.path().join(format!("disk{index}"));
+            File::create(&file)?.set_len(disk.bytes)?;
+            if index == 0 {
+                shell::succeed(Command::new("/usr/sbin/mkfs.ext4").args(["-q", "-F"]).arg(&file))?;
+            }
+            let drive = format!("file={},format=raw,if=virtio,cache=unsafe", file.display());
+            qemu.arg("-drive").arg(format!("{drive}{}", disk.options));
+        }
+        qemu.arg("-kernel").arg(self.kernel).arg("-initrd").arg(folder.path().join("root.cpio"));
+        const APPEND: &str =
+            "console=ttyS0 quiet panic=-1 transparent_hugepage=madvise mitigations=off";
+        qemu.arg("-append").arg(format!("{APPEND} {}", self.append)).stdin(Stdio::null());
+        let ended = shell::succeed(&mut qemu);
+        let text = String::from_utf8_lossy(&fs::read(&results)?).replace('\r', "");
+        let said = || {
+            let console = fs::read(&console).unwrap_or_default();
+            format!("{text}\n{}", String::from_utf8_lossy(&console))
+        };
+        ended.with_context(said)?;
+        ensure!(text.contains("@@done"), "the guest did not come to its end:\n{}", said());
+        Ok(text)
+    }
+}
