@@ -9,7 +9,7 @@ mod queue;
 mod room;
 
 use super::options::{EvictionMethod, Features, PagerOptions};
-use super::policy::{BlockUse, Thresholds, VictimQueue};
+use super::policy::{BlockUse, VictimQueue};
 use super::stats::{PagerStats, add};
 use super::sys::lock::{Lock, Signal};
 use super::sys::memory::{OwnMemory, PageSpan, Pages, ZeroedTable};
@@ -20,6 +20,7 @@ use super::table::{
 };
 use crate::page::PageRun;
 use crate::store::{RegionId, StoreError};
+pub use room::Thresholds;
 use rustix::io::Errno;
 use rustix::mm::Advice;
 use std::io;

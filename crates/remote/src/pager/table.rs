@@ -5,7 +5,6 @@
 //! The table takes twelve bytes a page and eight a cluster, and memory only where pages were
 //! touched.
 
-use super::policy::ClusterMarks;
 use super::sys::lock::{Guard, MarkedLock};
 use super::sys::memory::ZeroedTable;
 use crate::page::PageMac;
@@ -142,6 +141,35 @@ impl PageState {
 /// Returns the cluster of a page.
 pub fn cluster_of(page: usize) -> usize {
     page / CLUSTER_PAGES
+}
+
+const QUEUED: u32 = 1;
+const REFAULTED: u32 = 2;
+
+/// The marks of clusters, all zeros at first.
+pub trait ClusterMarks {
+    /// Returns the marks of a cluster.
+    fn marks(&self, cluster: usize) -> &AtomicU32;
+
+    /// Marks a cluster as queued for eviction. Returns false if it was queued already.
+    fn mark_queued(&self, cluster: usize) -> bool {
+        self.marks(cluster).fetch_or(QUEUED, Relaxed) & QUEUED == 0
+    }
+
+    /// Marks a cluster as no longer queued.
+    fn mark_unqueued(&self, cluster: usize) {
+        self.marks(cluster).fetch_and(!QUEUED, Relaxed);
+    }
+
+    /// Marks a cluster for a second chance.
+    fn mark_refaulted(&self, cluster: usize) {
+        self.marks(cluster).fetch_or(REFAULTED, Relaxed);
+    }
+
+    /// Returns and clears the mark of a refault.
+    fn take_refaulted(&self, cluster: usize) -> bool {
+        self.marks(cluster).fetch_and(!REFAULTED, Relaxed) & REFAULTED != 0
+    }
 }
 
 /// The states of all pages.

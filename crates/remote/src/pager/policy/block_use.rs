@@ -2,14 +2,14 @@
 
 use super::super::table::CLUSTER_PAGES;
 
-/// The use of a staging block in one word, 0 while it has no soft refault. The high 32 bits are the number of
-/// evicted pages at its first soft refault, the low ones its number of soft refaults.
+/// The use of a staging block in one word, 0 while it has no soft refault. The high 32 bits are the
+/// number of evicted pages at its first soft refault, the low ones its number of soft refaults.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct BlockUse(pub u64);
 
 impl BlockUse {
-    /// Counts a soft refault after this many evicted pages. Also returns true if, at this rate, all pages of the
-    /// block refault before the staged pages are replaced.
+    /// Counts a soft refault after this many evicted pages. Also returns true if, at this rate, all
+    /// pages of the block refault before the staged pages are replaced.
     pub fn refault(self, evicted: u64, staged: usize) -> (BlockUse, bool) {
         if self.0 == 0 {
             return (BlockUse(evicted << 32 | 1), false);

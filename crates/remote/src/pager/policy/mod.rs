@@ -3,22 +3,20 @@
 //!
 //! | Decision | Made by | Rule |
 //! |---|---|---|
-//! | when to evict, and how much | [`Thresholds`] | a small free room, an eighth of the limit staged |
+//! | when to evict, and how much | [`super::shared::Thresholds`] | little room is free, an eighth staged |
 //! | the next cluster to evict | [`VictimQueue`] | FIFO; a cluster with a soft refault goes round once more |
-//! | the pages that a soft refault brings back | [`BlockUse`] | the page, or all pages of its block if all refault |
-//! | the pages that come with a fault | [`ReadaheadPolicy`] | a stream's window, else a stride, else neighbours |
+//! | the pages that a soft refault restores | [`BlockUse`] | the page, or its block if all of it refaults |
+//! | the pages that come with a fault | [`ReadaheadPolicy`] | a stream, else a stride, else neighbours |
 //! | neighbours or none | [`FaultAround`] | the refault distance of recently evicted pages |
 
 mod block_use;
 mod fault_around;
 mod readahead;
 mod stream_prefetcher;
-mod thresholds;
 mod victims;
 
 pub use block_use::BlockUse;
 pub use fault_around::FaultAround;
 pub use readahead::{ReadaheadPolicy, StoredPage};
 pub use stream_prefetcher::{Readahead, StreamPrefetcher, last_run_boundary, next_run_boundary};
-pub use thresholds::Thresholds;
-pub use victims::{ClusterMarks, VictimQueue};
+pub use victims::VictimQueue;

@@ -13,8 +13,8 @@ pub struct StoredPage {
     pub dropped_since: usize,
 }
 
-/// The decisions on readahead. A stream or a stride comes first. A fault that neither predicts gets neighbours,
-/// if [`FaultAround`] finds them worth it.
+/// The decisions on readahead. A stream or a stride comes first. A fault that neither predicts gets
+/// neighbours, if [`FaultAround`] finds them worth it.
 #[derive(Debug, Default)]
 pub struct ReadaheadPolicy {
     streams: StreamPrefetcher,

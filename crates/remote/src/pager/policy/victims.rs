@@ -1,36 +1,7 @@
 //! The queue of clusters to evict: FIFO with a second chance.
 
+use super::super::table::ClusterMarks;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
-
-const QUEUED: u32 = 1;
-const REFAULTED: u32 = 2;
-
-/// The marks of clusters, all zeros at first.
-pub trait ClusterMarks {
-    /// Returns the marks of a cluster.
-    fn marks(&self, cluster: usize) -> &AtomicU32;
-
-    /// Marks a cluster as queued for eviction. Returns false if it was queued already.
-    fn mark_queued(&self, cluster: usize) -> bool {
-        self.marks(cluster).fetch_or(QUEUED, Relaxed) & QUEUED == 0
-    }
-
-    /// Marks a cluster as no longer queued.
-    fn mark_unqueued(&self, cluster: usize) {
-        self.marks(cluster).fetch_and(!QUEUED, Relaxed);
-    }
-
-    /// Marks a cluster for a second chance.
-    fn mark_refaulted(&self, cluster: usize) {
-        self.marks(cluster).fetch_or(REFAULTED, Relaxed);
-    }
-
-    /// Returns and clears the mark of a refault.
-    fn take_refaulted(&self, cluster: usize) -> bool {
-        self.marks(cluster).fetch_and(!REFAULTED, Relaxed) & REFAULTED != 0
-    }
-}
 
 /// The clusters with resident pages, the next victim first.
 #[derive(Debug, Default)]

@@ -1,13 +1,13 @@
-//! The pager's policy: the decisions of [`super::super::policy`], with an evictor that keeps up with the faults.
+//! The pager's policy: the decisions of [`super::super::policy`], with an evictor that keeps up with
+//! the faults.
 //!
 //! Differences from the pager: pages that the program never uses are not filled with zeros ahead of it,
 //! allocations lie at the addresses of the recording, and one thread waits at a time.
 
 use super::super::options::EvictionMethod;
-use super::super::policy::{
-    BlockUse, ClusterMarks, Readahead, ReadaheadPolicy, StoredPage, Thresholds, VictimQueue,
-};
-use super::super::table::CLUSTER_PAGES;
+use super::super::policy::{BlockUse, Readahead, ReadaheadPolicy, StoredPage, VictimQueue};
+use super::super::shared::Thresholds;
+use super::super::table::{CLUSTER_PAGES, ClusterMarks};
 use super::references::References;
 use super::{Policy, PolicyCounts};
 use crate::page::RUN_PAGES_MAX;

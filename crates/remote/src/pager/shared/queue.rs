@@ -1,7 +1,7 @@
 //! The queue of clusters to evict, under its lock.
 
 use super::*;
-use crate::pager::policy::ClusterMarks;
+use crate::pager::table::ClusterMarks;
 
 impl SharedPager {
     /// Queues a cluster with a resident page for eviction, unless it is queued.
