@@ -106,7 +106,10 @@ pub fn run(args: Args) -> Result<ExitCode> {
         .add_parts(&args.by, &mut pages, &calibration, &timed)
         .map_err(|error| exit::with(exit::UNMET, error))?;
     forecast.notes.splice(0..0, outcome.notes);
-    forecast.notes.extend(by_part.and_then(|by_part| by_part.note));
+    let why_no_log = by_part.and_then(|by_part| by_part.why_no_log);
+    forecast.notes.extend(why_no_log.map(|why| {
+        format!("parts are those of /proc/PID/maps, without the order of allocation: {why}")
+    }));
     let code = timed.exit.map(Exit::shell_code);
     args.outputs.write(&WhatIf::new(&forecast, code))?;
     tables.print(&render::table(&forecast))?;

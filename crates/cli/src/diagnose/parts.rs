@@ -38,7 +38,7 @@ pub fn search(
     let none = |why: String| PartsSearch { why_not: Some(why), run_count: 1, ..Default::default() };
     let mut command = EngineCommand::apart(argv, stdin, false)?;
     let by_part = ByPart::prepare(&BY, Some(&mut command))?;
-    if let Some(why) = by_part.note {
+    if let Some(why) = by_part.why_no_log {
         return Ok(PartsSearch { run_count: 0, ..none(why) });
     }
     let calibration = calibrate::needed()?;
@@ -52,7 +52,8 @@ pub fn search(
         Forecast::new(command.words().join(" "), &sizes, &pages, &calibration, (&timed, &[]))?;
     forecast.add_parts(&BY, &mut pages, &calibration, &timed)?;
     let Some(set) = address_set(&forecast.blocks, MEMORY_SHARE_MAX) else {
-        return Ok(none("by the recording, nothing is saved that a pattern names".into()));
+        let why = "by the recording, nothing is saved that a pattern names";
+        return Ok(PartsSearch { predicted_gain_share: Some(0.0), ..none(why.into()) });
     };
     let mut search = PartsSearch {
         patterns: Some(set.patterns.clone()),

@@ -1,12 +1,12 @@
 //! Recordings that know which part of memory each page belongs to.
 
 use crate::recorded::EngineCommand;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use pagetax_core::address_pattern::AddressPart;
 use pagetax_core::page_size::{MemoryPart, PageSizeRequest, PartSizes};
 use pagetax_core::units::PageSize;
 use pagetax_host::pages::launch::{Surroundings, plan};
-use pagetax_host::pages::only::Allocations;
+use pagetax_host::pages::only::{Allocations, OnlyError};
 use pagetax_recorder::predict::Predictor;
 use pagetax_sim::hardware::translation::Translation;
 use tempfile::NamedTempFile;
@@ -19,20 +19,16 @@ pub struct ByPart {
     parts: Vec<AddressPart>,
     log: NamedTempFile,
     /// The reason why only segments are known, not the order of allocation.
-    pub note: Option<String>,
+    pub why_no_log: Option<String>,
 }
 
 impl ByPart {
     /// Prepares a command, if one is recorded: its preload library logs what it allocates.
     pub fn prepare(parts: &[AddressPart], command: Option<&mut EngineCommand>) -> Result<ByPart> {
         let log = NamedTempFile::new().context("cannot make a file for the log of memory")?;
-        let mut by_part = ByPart { parts: parts.into(), log, note: None };
+        let mut by_part = ByPart { parts: parts.into(), log, why_no_log: None };
         if let Some(command) = command {
-            by_part.note = by_part.log_into(command).err().map(|why| {
-                format!(
-                    "parts are those of /proc/PID/maps, without the order of allocation: {why:#}"
-                )
-            });
+            by_part.why_no_log = by_part.log_into(command).err().map(|why| format!("{why:#}"));
         }
         Ok(by_part)
     }
@@ -41,7 +37,11 @@ impl ByPart {
         let heap = PartSizes::of(&[MemoryPart::Heap], PageSizeRequest::preferred(PageSize::M2));
         let around = Surroundings::here();
         let mut launch = plan(command.program.clone(), &heap, &around, false, false)?;
-        launch.restrict(NOTHING, &heap, &around)?;
+        launch.restrict(NOTHING, &heap, &around).map_err(|error| match error {
+            // The user gave no pattern.
+            OnlyError::Unavailable { why, .. } => anyhow!(why),
+            OnlyError::Bad(bad) => bad.into(),
+        })?;
         launch.log_allocations(self.log.path());
         command.environment = launch.environment;
         Ok(())

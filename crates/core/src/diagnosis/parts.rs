@@ -88,6 +88,9 @@ impl PartsSearch {
                 gain.low * 100.0,
                 gain.high * 100.0,
             ),
+            (_, _, _, Some(why)) if self.predicted_gain_share.is_none() => {
+                format!("parts: not searched: {why}; {runs} runs")
+            }
             (_, _, _, Some(why)) => format!("parts: there is no such set: {why}; {runs} runs"),
             _ => format!("parts: the trials do not show the set's share; {runs} runs"),
         }
@@ -129,5 +132,7 @@ mod tests {
         assert!(!half.is_found && half.sentence().contains("keeps 50 %"), "{}", half.sentence());
         let none = judged(1_300, 1_300, 0.1);
         assert!(none.sentence().contains("no gain is shown"), "{}", none.sentence());
+        let impossible = PartsSearch { why_not: Some("static".into()), ..PartsSearch::default() };
+        assert_eq!(impossible.sentence(), "parts: not searched: static; 0 runs");
     }
 }

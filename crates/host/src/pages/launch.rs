@@ -444,14 +444,39 @@ mod tests {
     ) -> Result<Launch, LaunchError> {
         let (_keep, system) = tree(thp, "never", "inherit", pool);
         let advice = PartSizes::parse([options]).unwrap();
-        let around = Surroundings {
+        plan(program(kind), &advice, &around(system), force, false)
+    }
+
+    fn around(system: PageSettings) -> Surroundings {
+        Surroundings {
             system,
             tunables: Some("glibc.malloc.arena_max=1".into()),
             preloads: Some("/lib/other.so".into()),
             library: || Ok("/lib/libpagetax_preload.so".into()),
             stack_limit_bytes: Some(8 << 20),
+        }
+    }
+
+    #[test]
+    fn patterns_that_are_not_possible_give_the_reason() {
+        let why = |kind, thp, library: fn() -> Result<PathBuf, LibraryError>| {
+            let (_keep, system) = tree(thp, "never", "inherit", 0);
+            let advice = PartSizes::parse(["heap=2M"]).unwrap();
+            let around = Surroundings { library, ..around(system) };
+            let mut launch = plan(program(kind), &advice, &around, false, false).unwrap();
+            launch.restrict("heap", &advice, &around).map_err(|error| error.to_string())
         };
-        plan(program(kind), &advice, &around, force, false)
+        let there = || Ok("/lib/libpagetax_preload.so".into());
+        let absent = || Err(LibraryError::Unsupported("libpagetax_preload.so".into()));
+        assert_eq!(why(Kind::DynamicGlibc, "madvise", there), Ok(()));
+        for (kind, thp, library, reason) in [
+            (Kind::StaticGlibc, "madvise", there as fn() -> _, "no library can see"),
+            (Kind::DynamicGlibc, "madvise", absent, "pagetax has no libpagetax_preload.so"),
+            (Kind::DynamicGlibc, "never", there, "turns transparent large pages off"),
+        ] {
+            let text = why(kind, thp, library).unwrap_err();
+            assert!(text.contains(reason) && text.contains("hint: "), "{text}");
+        }
     }
 
     #[test]

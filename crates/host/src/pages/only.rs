@@ -102,11 +102,28 @@ impl Launch {
         }
         match self.variable("MPSSHEAP") {
             Some(_) => Ok(()),
-            None => Err((
-                format!("{}: no library can see what it allocates", self.program.kind.words()),
-                "patterns of memory need a dynamic program with glibc's malloc or none".into(),
-            )),
+            None => Err(self.why_no_library(around)),
         }
+    }
+
+    /// Returns the reason why no library sees what the program allocates, and the change that would help.
+    fn why_no_library(&self, around: &Surroundings) -> (String, String) {
+        let kind = self.program.kind.words();
+        if self.program.takes_preload().is_err() {
+            return (
+                format!("{kind}: no library can see what it allocates"),
+                "patterns of memory need a dynamic program with glibc's malloc or none".into(),
+            );
+        }
+        if let Err(error) = (around.library)() {
+            let text = error.to_string();
+            let (why, remedy) = text.split_once("\n  hint: ").unwrap_or((&text, "pagetax doctor"));
+            return (why.into(), remedy.into());
+        }
+        (
+            "the system's setting turns transparent large pages off".into(),
+            "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled".into(),
+        )
     }
 
     /// Has the preload library log the command's memory to a file, which exists.
