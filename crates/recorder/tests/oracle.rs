@@ -58,7 +58,7 @@ struct Oracle {
 
 impl Oracle {
     fn new(shift: u32) -> Oracle {
-        let first = if shift == 12 { Array::new(96, 6) } else { Array::new(32, 4) };
+        let first = if shift == 12 { Array::new(64, 4) } else { Array::new(32, 4) };
         Oracle {
             shift,
             first,

@@ -16,6 +16,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::io::IsTerminal;
 use std::process::{Child, Command};
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 /// A request of the user that the model cannot fulfil by itself.
@@ -238,11 +239,14 @@ fn next_event() -> Result<Option<Option<Event>>> {
     Ok(Some(None))
 }
 
+/// True if keys come from standard input. A terminal that is gone is none any more, so it is asked once.
+static READS_STDIN: LazyLock<bool> = LazyLock::new(|| std::io::stdin().is_terminal());
+
 /// Waits for input of the terminal, and returns true if the terminal is still there.
 fn is_there(wait_ns: u64) -> Result<bool> {
     let input = std::io::stdin();
     let time = Timespec::try_from(Duration::from_nanos(wait_ns))?;
-    if !input.is_terminal() {
+    if !*READS_STDIN {
         // Keys come from the controlling terminal, whose end is a signal.
         std::thread::sleep(Duration::from_nanos(wait_ns));
         return Ok(true);
