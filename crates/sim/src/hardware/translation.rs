@@ -181,7 +181,7 @@ mod tests {
         let model = models::find("x86-64-calibrated").unwrap();
         let cpu = configuration::translation(&model).unwrap();
         let nearest = |array, set_count, ways| Nearest { array, set_count, ways, is_lru: true };
-        assert_eq!(cpu.data().nearest_arrays(12), Some(vec![nearest(0, 16, 6)]));
+        assert_eq!(cpu.data().nearest_arrays(12), Some(vec![nearest(0, 16, 4)]));
         assert_eq!(cpu.data().nearest_arrays(21), Some(vec![nearest(1, 8, 4)]));
         assert_eq!(cpu.data().nearest_arrays(30), None);
     }
