@@ -91,6 +91,10 @@ impl PartsSearch {
             (_, _, _, Some(why)) if self.predicted_gain_share.is_none() => {
                 format!("parts: not searched: {why}; {runs} runs")
             }
+            // The interval says how much three rounds can tell.
+            (_, _, Some(gain), Some(why)) if gain.high >= GAIN_SHARE_MIN => {
+                format!("parts: no such set is shown: {why}; {runs} runs")
+            }
             (_, _, _, Some(why)) => format!("parts: there is no such set: {why}; {runs} runs"),
             _ => format!("parts: the trials do not show the set's share; {runs} runs"),
         }
@@ -132,6 +136,9 @@ mod tests {
         assert!(!half.is_found && half.sentence().contains("keeps 50 %"), "{}", half.sentence());
         let none = judged(1_300, 1_300, 0.1);
         assert!(none.sentence().contains("no gain is shown"), "{}", none.sentence());
+        let gain_share = Some(Ratio { value: 0.8, low: -0.3, high: 1.2 });
+        let open = PartsSearch { gain_share, predicted_gain_share: Some(0.9), ..none };
+        assert!(open.sentence().starts_with("parts: no such set is shown"), "{}", open.sentence());
         let impossible = PartsSearch { why_not: Some("static".into()), ..PartsSearch::default() };
         assert_eq!(impossible.sentence(), "parts: not searched: static; 0 runs");
     }
