@@ -11,9 +11,8 @@ use std::collections::BTreeSet;
 const FAULTS_ALIKE: f64 = 0.05;
 
 /// Fills in each trial's speed-ups against the trials named [`AS_IS`] and [`BASE`], and what it holds beyond
-/// what the command touches. A trial that needed no
-/// more rounds than it has was decided by a look: its intervals are those of that look, which later rounds of
-/// other trials do not change.
+/// what the command touches. A trial that needed no more rounds than it has was decided by a look: its
+/// intervals are those of that look, which later rounds of other trials do not change.
 pub fn compare_trials(trials: &mut [Trial], stopping: Stopping, basis: Basis) {
     steady(trials);
     untouched(trials);
