@@ -3,7 +3,7 @@
 mod paged;
 mod serve;
 
-use paged::{right_answer, start};
+use paged::{program_of_the_library, right_answer, start};
 use serve::{PAGETAX, Serve};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Output, Stdio};
@@ -322,16 +322,6 @@ fn programs_that_nothing_can_be_preloaded_into_are_refused() {
     assert!(code == Some(125) && why.contains("set-id"), "{why}");
 }
 
-/// Builds a program of the library's tests into a folder.
-fn program_of_the_library(name: &str, folder: &std::path::Path) -> String {
-    let program = folder.join(name).display().to_string();
-    let source = format!("{}/../remote-preload/tests/{name}.c", env!("CARGO_MANIFEST_DIR"));
-    let mut cc = Command::new("cc");
-    let built = cc.args(["-O1", "-pthread", &source, "-o", &program, "-lutil"]).status().unwrap();
-    assert!(built.success());
-    program
-}
-
 #[test]
 fn signals_that_a_program_waits_for_reach_it_with_servers_too() {
     let folder = tempfile::tempdir().unwrap();
@@ -343,27 +333,6 @@ fn signals_that_a_program_waits_for_reach_it_with_servers_too() {
         assert!(output.status.success(), "{options:?}: {:?} {errors}", output.status);
         assert!(said.starts_with("200 signals\n"), "{options:?}: {said}{errors}");
     }
-}
-
-/// Checks that each way to make a child is refused, as fork is: the child would lack its memory.
-#[test]
-fn no_way_to_fork_leaves_pages_behind() {
-    let folder = tempfile::tempdir().unwrap();
-    let program = program_of_the_library("ways_to_fork", folder.path());
-    let server = Serve::any("64M");
-    let options = ["--servers", &server.address];
-    let Some((output, errors)) = remote(&options, &[&program]) else { return };
-    let said = String::from_utf8_lossy(&output.stdout);
-    let mut lines: Vec<&str> = said.lines().collect();
-    // Its caller forks first.
-    assert_eq!(lines.pop(), Some("daemon: Cannot allocate memory"), "{said}{errors}");
-    assert_eq!(lines.len(), 9, "{said}{errors}");
-    // Nobody can refuse this one; the child ends with a line.
-    let own = lines.remove(6);
-    assert_eq!(own, "the C library's fork: 125 signal 0", "{said}{errors}");
-    assert_eq!(errors.matches("this child of a fork ends here").count(), 1, "{errors}");
-    let refused = |line: &&str| line.ends_with(": Cannot allocate memory");
-    assert!(lines.iter().all(refused), "{said}{errors}");
 }
 
 #[test]
@@ -379,32 +348,6 @@ fn runtimes_that_reserve_addresses_start() {
         assert!(output.status.success(), "{program:?}: {:?} {errors}", output.status);
         assert!(program[0] == "java" || output.stdout == b"1000000\n", "{output:?}");
     }
-}
-
-#[test]
-fn a_fork_that_could_not_be_right_is_refused() {
-    let server = Serve::any("64M");
-    let script = "
-import hashlib, os, subprocess
-b = bytearray(24_000_000)
-for i in range(0, len(b), 4096): b[i] = i // 4096 % 251
-before = hashlib.md5(b).hexdigest()
-for turn in range(2):
-    try:
-        os.fork()
-        print('forked')
-    except OSError as error:
-        print(error.errno)
-print(subprocess.run(['/bin/echo', 'a child'], capture_output=True).stdout)
-print(hashlib.md5(b).hexdigest() == before)
-";
-    let options = ["--servers", &server.address];
-    let Some((paged, errors)) = remote(&options, &["/usr/bin/python3", "-c", script]) else {
-        return;
-    };
-    let said = String::from_utf8_lossy(&paged.stdout);
-    assert_eq!(said, "12\n12\nb'a child\\n'\nTrue\n", "{errors}");
-    assert_eq!(errors.matches("fork is refused").count(), 1, "{errors}");
 }
 
 /// A redis-server on a socket in a folder.
@@ -458,8 +401,19 @@ impl Drop for Redis {
 
 #[test]
 fn redis_saves_in_the_background_what_is_mostly_away() {
+    saves_in_the_background(&[]);
+}
+
+#[test]
+fn redis_saves_in_the_background_what_is_on_servers() {
+    let servers = [Serve::any("64M"), Serve::any("64M")];
+    let both = format!("{},{}", servers[0].address, servers[1].address);
+    saves_in_the_background(&["--servers", &both, "--copies", "2"]);
+}
+
+fn saves_in_the_background(options: &[&str]) {
     let folder = tempfile::tempdir().unwrap();
-    let wrapper = [PAGETAX, "remote", "--resident", "12M", "--"];
+    let wrapper = [&[PAGETAX, "remote", "--resident", "12M"], options, &["--"]].concat();
     let Some(redis) = Redis::start(&wrapper, folder.path()) else { return };
     redis.ask("debug populate 60000 key 512");
     let digest = redis.ask("debug digest");

@@ -4,7 +4,7 @@ mod paged;
 #[path = "../../remote/tests/redis_server/mod.rs"]
 mod redis_server;
 
-use paged::{right_answer, start};
+use paged::{program_of_the_library, right_answer, start};
 use redis_server::{RedisServer, url_of};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -287,4 +287,65 @@ fn a_job_runs_on_a_store() {
     assert_eq!(run["counters"]["mismatch_count"]["value"], 0);
     let title = run["tables"][0]["title"].as_str().unwrap();
     assert!(title.contains("2 copies on Redis cluster at 127.0.0.1"), "{title}");
+}
+
+/// Runs a command with 12M and its other pages in a store. Returns its output and stderr, or `None` if
+/// this user cannot page.
+fn remote(store: &RedisServer, command: &[&str]) -> Option<(Output, String)> {
+    let output = Command::new(env!("CARGO_BIN_EXE_pagetax"))
+        .args(["remote", "--resident", "12M", "--store", &store.url(), "--"])
+        .args(command)
+        .env_remove("LD_PRELOAD")
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    if output.status.code() == Some(125) && errors.contains("userfaultfd:") {
+        println!("SKIP: {}", errors.trim());
+        return None;
+    }
+    Some((output, errors))
+}
+
+/// Checks that each way to make a child is refused, as fork is: the child would lack its memory. Redis
+/// and Valkey cannot keep a hash as it is for the child.
+#[test]
+fn no_way_to_fork_leaves_pages_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = program_of_the_library("ways_to_fork", folder.path());
+    let Some(redis) = RedisServer::start(&[]) else { return };
+    let Some((output, errors)) = remote(&redis, &[&program]) else { return };
+    let said = String::from_utf8_lossy(&output.stdout);
+    let mut lines: Vec<&str> = said.lines().collect();
+    // Its caller forks first.
+    assert_eq!(lines.pop(), Some("daemon: Cannot allocate memory"), "{said}{errors}");
+    assert_eq!(lines.len(), 9, "{said}{errors}");
+    // Nobody can refuse this one; the child ends with a line.
+    let own = lines.remove(6);
+    assert_eq!(own, "the C library's fork: 125 signal 0", "{said}{errors}");
+    assert_eq!(errors.matches("this child of a fork ends here").count(), 1, "{errors}");
+    let refused = |line: &&str| line.ends_with(": Cannot allocate memory");
+    assert!(lines.iter().all(refused), "{said}{errors}");
+}
+
+#[test]
+fn a_fork_that_could_not_be_right_is_refused() {
+    let Some(redis) = RedisServer::start(&[]) else { return };
+    let script = "
+import hashlib, os, subprocess
+b = bytearray(24_000_000)
+for i in range(0, len(b), 4096): b[i] = i // 4096 % 251
+before = hashlib.md5(b).hexdigest()
+for turn in range(2):
+    try:
+        os.fork()
+        print('forked')
+    except OSError as error:
+        print(error.errno)
+print(subprocess.run(['/bin/echo', 'a child'], capture_output=True).stdout)
+print(hashlib.md5(b).hexdigest() == before)
+";
+    let Some((paged, errors)) = remote(&redis, &["/usr/bin/python3", "-c", script]) else { return };
+    let said = String::from_utf8_lossy(&paged.stdout);
+    assert_eq!(said, "12\n12\nb'a child\\n'\nTrue\n", "{errors}");
+    assert_eq!(errors.matches("fork is refused").count(), 1, "{errors}");
 }

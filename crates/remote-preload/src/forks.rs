@@ -1,7 +1,7 @@
 //! Forks: a child gets the memory and pages it by itself. A store inside the process is copied with
-//! it. Pages on servers belong to the parent, which goes on changing them, so fork is refused while
-//! there are any. vfork, posix_spawn, system and popen share the memory until exec, and always
-//! work.
+//! it. Of pages on memory servers, the servers keep a snapshot for the child
+//! ([`pagetax_remote::store::PageStore::fork`]). If there can be no snapshot, fork is refused. vfork, posix_spawn, system
+//! and popen share the memory until exec, and always work.
 //!
 //! The pager is quiescent while the process forks. Its locks are taken after all other fork
 //! handlers have run, because those may touch missing pages. So our handlers are registered first.
@@ -19,9 +19,11 @@ use crate::streams::Streams;
 use crate::threads::{Internal, next};
 use crate::{agent, fail, threads};
 use libc::{c_char, c_int, pid_t, termios, winsize};
+use pagetax_remote::store::ChildStore;
 use pagetax_remote::threads::BlockedSignals;
-use std::cell::UnsafeCell;
+use std::cell::{Cell, UnsafeCell};
 use std::ffi::{CStr, c_void};
+use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
@@ -36,6 +38,8 @@ static FORK_LOCK: Mutex<()> = Mutex::new(());
 struct ForkHold {
     /// True if the child has the memory.
     inherited: bool,
+    /// The store of the child, if pages are in a store that it does not inherit.
+    child_store: Option<ChildStore>,
     _quiesced: Quiesced<'static>,
     _agent: MutexGuard<'static, agent::Tasks>,
     streams: Streams,
@@ -92,12 +96,15 @@ extern "C" fn prepare() {
     // The thread that holds the list may be waiting for a page, so this comes before the pager
     // stops.
     let streams = Streams::lock();
+    paged.stop_evicting();
+    // A fork inside the C library has asked for none. If there can be none, its child ends.
+    let child_store = take_child_store().or_else(|| child_store(paged).unwrap_or_default());
     let agent = agent::hold();
     let (quiesced, inherited) = loop {
         paged.stop_evicting();
         let fork_resident = fork_resident::make_resident(paged, &streams);
         let quiesced = paged.quiesce();
-        let inherited = paged.before_fork();
+        let inherited = paged.before_fork(child_store.is_some());
         paged.resume_evicting();
         // The program may have dropped one of the pages meanwhile.
         if fork_resident.iter().all(|page| paged.is_resident(*page as *const u8)) {
@@ -107,6 +114,7 @@ extern "C" fn prepare() {
     };
     let held = ForkHold {
         inherited,
+        child_store,
         _quiesced: quiesced,
         _agent: agent,
         streams,
@@ -130,13 +138,14 @@ fn take_held() -> Option<(&'static Paged, ForkHold)> {
 extern "C" fn parent() {
     if let Some((paged, held)) = take_held() {
         paged.after_fork();
+        paged.resume_evicting();
         drop(held);
     }
 }
 
 extern "C" fn child() {
     let Some((paged, held)) = take_held() else { return };
-    let ForkHold { inherited, _quiesced, _agent, streams, _turn, _blocked } = held;
+    let ForkHold { inherited, child_store, _quiesced, _agent, streams, _turn, _blocked } = held;
     streams.open_in_child();
     drop((_quiesced, _agent, _turn));
     let _internal = Internal::enter();
@@ -146,29 +155,56 @@ extern "C" fn child() {
             "this child of a fork ends here: some of its memory was on servers, which only its parent can use",
         );
     }
-    paged.restart_in_child();
+    paged.restart_in_child(child_store);
 }
 
-/// Forks through a function of the C library, unless the child could not have the memory. Eviction
-/// is stopped, so that the check stays true until the fork.
+thread_local! {
+    /// The store of the child that this thread is about to fork. It has no destructor: the C library would
+    /// allocate paged memory to register one.
+    static CHILD_STORE: Cell<ManuallyDrop<Option<ChildStore>>> =
+        const { Cell::new(ManuallyDrop::new(None)) };
+}
+
+fn take_child_store() -> Option<ChildStore> {
+    ManuallyDrop::into_inner(CHILD_STORE.replace(ManuallyDrop::new(None)))
+}
+
+/// Returns the store of the next child, if pages are in a store that it does not inherit. Eviction is
+/// stopped, so that this stays true until the fork. The caller holds [`FORK_LOCK`]: a child of another
+/// thread would find the locks held that this takes.
+fn child_store(paged: &'static Paged) -> Result<Option<ChildStore>, String> {
+    if paged.can_fork() { Ok(None) } else { paged.fork_store().map(Some) }
+}
+
+/// Forks through a function of the C library, unless the child could not have the memory.
 fn fork_if_allowed(fork: impl FnOnce() -> pid_t) -> pid_t {
     static WAS_LOGGED: AtomicBool = AtomicBool::new(false);
     let Some(paged) = paged::paged().filter(|paged| !paged.is_store_inherited()) else {
         return fork();
     };
     paged.stop_evicting();
-    if !paged.can_fork() {
-        paged.resume_evicting();
-        if !WAS_LOGGED.swap(true, Relaxed) {
-            log(
-                "fork is refused: pages are on servers, and a child cannot share them; vfork and posix_spawn \
-                 work, and so does fork with more --resident or without --servers",
-            );
+    let child_store = {
+        // A handler of the program might fork, too.
+        let _blocked = BlockedSignals::block();
+        let _turn = FORK_LOCK.lock().unwrap_or_else(PoisonError::into_inner);
+        child_store(paged)
+    };
+    match child_store {
+        Ok(store) => CHILD_STORE.set(ManuallyDrop::new(store)),
+        Err(why) => {
+            paged.resume_evicting();
+            if !WAS_LOGGED.swap(true, Relaxed) {
+                log(&format!(
+                    "fork is refused: {why}; vfork and posix_spawn work, and so does fork with more --resident"
+                ));
+            }
+            return fail(libc::ENOMEM, -1);
         }
-        return fail(libc::ENOMEM, -1);
     }
     let before = rustix::process::getpid();
     let result = fork();
+    // A fork that failed may have left it.
+    drop(take_child_store());
     // The child has restarted the pager, and with it eviction.
     if rustix::process::getpid() == before {
         paged.resume_evicting();
@@ -218,7 +254,7 @@ fn real_fork(name: &'static CStr, found: &AtomicUsize) -> Option<Fork> {
     (address != 0).then(|| unsafe { std::mem::transmute::<usize, Fork>(address) })
 }
 
-/// Replaces fork(2). Fails with ENOMEM while pages are on servers.
+/// Replaces fork(2). Fails with ENOMEM if the child cannot have the pages that are in the store.
 #[unsafe(no_mangle)]
 pub extern "C" fn fork() -> pid_t {
     static NEXT: AtomicUsize = AtomicUsize::new(0);

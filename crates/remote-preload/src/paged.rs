@@ -5,8 +5,9 @@ use crate::space::Space;
 use crate::{local, private, stderr, threads};
 use pagetax_core::units::Bytes;
 use pagetax_remote::page::PAGE_BYTES;
-use pagetax_remote::pager::{PagerOptions, RemoteRegion, Serving, UffdError, probe};
+use pagetax_remote::pager::{PagerOptions, RemoteRegion, Serving, StoreInChild, UffdError, probe};
 use pagetax_remote::preloaded::{Settings, StoreSettings};
+use pagetax_remote::store::ChildStore;
 use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -178,9 +179,15 @@ impl Paged {
         self.region.resume_evicting();
     }
 
+    /// Keeps the pages that are in the store for the child of one fork. Evicting is stopped by now.
+    pub fn fork_store(&'static self) -> Result<ChildStore, String> {
+        let forked = agent::run(|| self.region.fork_store().map_err(|error| error.to_string()));
+        forked.unwrap_or_else(|| Err("the agent thread ended".into()))
+    }
+
     /// Stops the pager. Returns true if the child will have the memory.
-    pub fn before_fork(&self) -> bool {
-        self.region.before_fork()
+    pub fn before_fork(&self, has_child_store: bool) -> bool {
+        self.region.before_fork(has_child_store)
     }
 
     /// Lets the pager go on in the parent.
@@ -189,9 +196,9 @@ impl Paged {
     }
 
     /// Restarts the pager in a forked child, or ends the child.
-    pub fn restart_in_child(&'static self) {
+    pub fn restart_in_child(&'static self, child_store: Option<ChildStore>) {
         let restarted = agent::start(self.settings.stats).and_then(|()| {
-            let restarted = agent::run(|| self.restart());
+            let restarted = agent::run(|| self.restart(child_store));
             restarted.unwrap_or_else(|| Err("the agent thread ended".into()))
         });
         if let Err(why) = restarted {
@@ -199,10 +206,11 @@ impl Paged {
         }
     }
 
-    fn restart(&self) -> Result<(), String> {
-        let store = match self.region.is_store_inherited() {
-            true => None,
-            false => Some(self.settings.store.open(Some(Arc::new(log)))?),
+    fn restart(&self, child_store: Option<ChildStore>) -> Result<(), String> {
+        let store = match child_store {
+            _ if self.region.is_store_inherited() => StoreInChild::Inherited,
+            Some(open) => StoreInChild::WithPages(open().map_err(|error| error.to_string())?),
+            None => StoreInChild::Empty(self.settings.store.open(Some(Arc::new(log)))?),
         };
         self.region.restart_in_child(store).map_err(|error| error.to_string())
     }

@@ -6,8 +6,11 @@
 mod both_ways;
 
 use both_ways::is_copied_out;
+use pagetax_remote::server::listen::{Server, ServerOptions};
+use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
+use std::sync::atomic::Ordering;
 
 both_ways! {
     sort_with_threads,
@@ -28,6 +31,33 @@ both_ways! {
     reserved_addresses_files_over_pages_and_moves,
     memory_that_may_not_be_written_to_leaves,
     what_asks_to_stay_local_does_and_it_is_said_once
+}
+
+/// Tests with pages on two memory servers instead of inside the process.
+macro_rules! on_servers {
+    ($($name:ident),* $(,)?) => {
+        mod on_servers {
+            $(#[test] fn $name() { super::$name() })*
+        }
+    };
+}
+
+on_servers! {
+    threads_and_subprocesses,
+    a_child_inherits_memory_and_pages_it_by_itself,
+    a_child_of_a_fork_has_pages_that_are_away,
+    forks_of_programs_with_streams_and_threads,
+    forks_at_once_and_beside_a_flush,
+    forks_in_any_locale,
+    each_way_to_fork_gives_the_child_its_memory,
+}
+
+/// Starts two servers, if the calling test is one on servers.
+fn servers() -> Option<[Server; 2]> {
+    let is_on_servers =
+        std::thread::current().name().is_some_and(|name| name.contains("on_servers::"));
+    let start = |_| Server::start((Ipv4Addr::LOCALHOST, 0).into(), ServerOptions::default());
+    is_on_servers.then(|| [0, 1].map(start).map(Result::unwrap))
 }
 
 /// Returns the path of the library under test, which Cargo builds beside this test.
@@ -63,9 +93,16 @@ fn both(
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("input");
     std::fs::write(&path, input).unwrap();
+    let servers = servers();
     let run = |mib| {
         let stdin = Stdio::from(std::fs::File::open(&path).unwrap());
-        command(program, arguments, mib).stdin(stdin).output()
+        let mut command = command(program, arguments, mib);
+        if let (Some(servers), true) = (&servers, mib.is_some()) {
+            let addresses = servers.each_ref().map(|server| server.address().to_string());
+            command.env("PAGETAX_REMOTE_SERVERS", addresses.join(","));
+            command.env("PAGETAX_REMOTE_COPIES", "2");
+        }
+        command.stdin(stdin).output()
     };
     let Ok(plain) = run(None) else {
         println!("SKIP: {program} is not installed");
@@ -78,6 +115,10 @@ fn both(
         return None;
     }
     assert!(plain.status.success() && paged.status.success(), "{plain:?}\n{errors}");
+    for server in servers.iter().flatten() {
+        let put = server.pool().counters.pages_in_total.load(Ordering::Relaxed);
+        assert!(put > 0, "no page went to a server: {errors}");
+    }
     Some((plain, paged))
 }
 

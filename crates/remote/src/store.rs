@@ -19,6 +19,7 @@ pub mod redis;
 use crate::page::{PAGE_BYTES, PageMac, PageRun, RUN_PAGES_MAX};
 use std::fmt;
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A region: pages that are created and dropped together, numbered from 0. Only the store that
@@ -125,6 +126,9 @@ pub struct PutRun<'a> {
     pub macs: &'a [PageMac],
 }
 
+/// The opener of the store in the child of a fork.
+pub type ChildStore = Box<dyn FnOnce() -> Result<Arc<dyn PageStore>, StoreError> + Send>;
+
 /// A store of pages, which all threads share.
 pub trait PageStore: Send + Sync {
     /// Returns the kind and place of the store for the user. Examples: `embedded LZ4 store of …`,
@@ -172,6 +176,16 @@ pub trait PageStore: Send + Sync {
     /// process's memory, and no other process knows of it.
     fn is_inherited(&self) -> bool {
         false
+    }
+
+    /// Keeps the pages of a region as they are now for the child of a fork. In the store that the child
+    /// then opens, the region has the same number. Until the fork, no page may be put or discarded.
+    ///
+    /// # Errors
+    /// The store cannot share pages, or some of them are unreachable.
+    fn fork(&self, region: RegionId) -> Result<ChildStore, StoreError> {
+        let _ = region;
+        Err(StoreError::BadRequest("this store cannot share pages with a child"))
     }
 
     /// Returns a reader for one thread.

@@ -97,7 +97,7 @@ pub struct ClientTls {
 }
 
 /// The configuration, and the files that it came from, if any.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Current {
     config: Arc<ClientConfig>,
     files: Option<(Files, Option<FilesVersion>)>,
@@ -117,6 +117,13 @@ impl ClientTls {
     /// Wraps a configuration that the caller made.
     pub fn with_config(config: Arc<ClientConfig>, server_name: Option<String>) -> ClientTls {
         ClientTls { current: Arc::new(Mutex::new(Current { config, files: None })), server_name }
+    }
+
+    /// Returns the same settings with a lock of their own, for the child of a fork: another thread may
+    /// hold this one while the process forks.
+    pub(crate) fn detached(&self) -> ClientTls {
+        let current = self.current.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        ClientTls { current: Arc::new(Mutex::new(current)), server_name: self.server_name.clone() }
     }
 
     /// Returns the configuration for a new connection. Changed files that are invalid leave the old

@@ -7,7 +7,9 @@ mod turns;
 use pagetax_core::access::Rng;
 use pagetax_core::units::Bytes;
 use pagetax_remote::page::{PAGE_BYTES, PageMac};
-use pagetax_remote::pager::{EvictionMethod, Features, PagerOptions, RemoteRegion, Serving};
+use pagetax_remote::pager::{
+    EvictionMethod, Features, PagerOptions, RemoteRegion, Serving, StoreInChild,
+};
 use pagetax_remote::store::embedded::EmbeddedStore;
 use pagetax_remote::store::{PageStore, PutRun, RegionId};
 use std::io::Write;
@@ -299,12 +301,12 @@ fn errno_stays_as_it_was() {
 fn both_sides_of_a_fork_have_the_pages() {
     let ended = alone(|| {
         let region = numbered(&embedded());
-        assert!(region.before_fork());
+        assert!(region.before_fork(false));
         // SAFETY: the child uses only locks and memory that glibc allows after a fork, and ends by
         // _exit.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            let right = region.restart_in_child(None).is_ok();
+            let right = region.restart_in_child(StoreInChild::Inherited).is_ok();
             assert_numbered(&region);
             let (counts, at) = (region.counts(), region.as_ptr());
             // SAFETY: a byte of the region, which only this thread uses.
@@ -349,14 +351,15 @@ fn a_child_goes_on_whatever_other_threads_asked() {
 /// Forks, and restarts the pager in the child. Returns the child's status; SIGALRM ends a child
 /// that hangs.
 fn fork_and_restart(region: &RemoteRegion) -> i32 {
-    assert!(region.before_fork());
+    assert!(region.before_fork(false));
     // SAFETY: the child uses only locks and memory that glibc allows after a fork, and ends by
     // _exit.
     let child = unsafe { libc::fork() };
     if child == 0 {
         // SAFETY: ends a child that hangs.
         unsafe { libc::alarm(10) };
-        let right = region.is_store_inherited() && region.restart_in_child(None).is_ok();
+        let right =
+            region.is_store_inherited() && region.restart_in_child(StoreInChild::Inherited).is_ok();
         // SAFETY: ends at once.
         unsafe { libc::_exit(i32::from(!right)) }
     }

@@ -10,7 +10,7 @@ use pagetax_remote::server::listen::{self, Server};
 use pagetax_remote::server::pool::Limits;
 use pagetax_remote::store::embedded::EmbeddedStore;
 use pagetax_remote::store::redis::{EngineOptions, RedisStore};
-use pagetax_remote::store::{PageStore, PutRun, StoreError};
+use pagetax_remote::store::{PageStore, PutRun, RegionId, StoreError};
 use redis_server::{RedisServer, url_of};
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -76,6 +76,84 @@ fn servers_hand_over_what_is_asked_for_together() {
 fn three_servers_with_two_copies_keep_their_word() {
     let servers = [start_server(8 << 20), start_server(8 << 20), start_server(8 << 20)];
     suite::all(&mut || Box::new(cluster_of(&servers, 2)));
+}
+
+/// Puts pages of these seeds from `first` on.
+fn put(store: &dyn PageStore, region: RegionId, first: u64, seeds: std::ops::Range<u64>) {
+    let (bytes, macs) = suite::pages(seeds);
+    let run = PutRun { first, pages: &bytes, macs: &macs };
+    store.writer().unwrap().put(region, &[run]).unwrap();
+}
+
+/// Returns true if the pages from `first` on are those of these seeds.
+fn holds(store: &dyn PageStore, region: RegionId, first: u64, seeds: std::ops::Range<u64>) -> bool {
+    let (bytes, macs) = suite::pages(seeds);
+    let mut into = vec![0; bytes.len()];
+    let read = store.reader().unwrap().get(region, first, &macs, &mut into);
+    read.is_ok() && into == bytes
+}
+
+#[test]
+fn parent_and_child_of_a_fork_have_the_pages_apart() {
+    // Room for 400 pages of the client: shared ones count once.
+    let limits = Limits { client_memory: Some(Bytes(400 * 4300)), ..Limits::default() };
+    let options = || listen::ServerOptions { limits: limits.clone(), ..Default::default() };
+    let start = |_| Server::start((Ipv4Addr::LOCALHOST, 0).into(), options()).unwrap();
+    let servers = [0, 1].map(start);
+    let held = || servers.each_ref().map(|server| server.pool().pages_held());
+    let parent = cluster_of(&servers, 2);
+    let region = parent.create_region(1024, true).unwrap();
+    (0..5).for_each(|run| put(&parent, region, run * 64, run * 64..run * 64 + 64));
+    let child = parent.fork(region).unwrap()().unwrap();
+    assert_eq!(held(), [320; 2], "both share the pages");
+    // Each changes pages, drops others and adds some.
+    put(&parent, region, 0, 1000..1032);
+    put(&*child, region, 16, 2000..2032);
+    let dropped = [PageRun { first: 64, count: 32 }];
+    parent.writer().unwrap().discard(region, &dropped).unwrap();
+    child.writer().unwrap().discard(region, &[PageRun { first: 128, count: 32 }]).unwrap();
+    put(&*child, region, 700, 3000..3010);
+    assert_eq!(held(), [320 + 16 + 32 + 10; 2]);
+    assert!(holds(&parent, region, 0, 1000..1032) && holds(&parent, region, 32, 32..64));
+    assert!(holds(&*child, region, 0, 0..16) && holds(&*child, region, 16, 2000..2032));
+    assert!(holds(&*child, region, 64, 64..128) && holds(&parent, region, 128, 128..192));
+    assert!(!holds(&parent, region, 64, 64..65) && !holds(&*child, region, 128, 128..129));
+    assert!(holds(&*child, region, 700, 3000..3010) && !holds(&parent, region, 700, 3000..3010));
+    // A child of the child, and the parent ends first.
+    let grandchild = child.fork(region).unwrap()().unwrap();
+    drop(parent);
+    assert!(holds(&*grandchild, region, 16, 2000..2032) && holds(&*child, region, 200, 200..256));
+    drop(child);
+    assert!(holds(&*grandchild, region, 256, 256..320));
+    drop(grandchild);
+    assert_eq!(held(), [0; 2], "what nobody has any more is free");
+}
+
+#[test]
+fn a_child_outlives_a_server_and_a_fork_without_a_page_is_refused() {
+    let servers = [start_server(8 << 20), start_server(8 << 20), start_server(8 << 20)];
+    let parent = cluster_of(&servers, 2);
+    let region = parent.create_region(1024, false).unwrap();
+    (0..16).for_each(|run| put(&parent, region, run * 64, run * 64..run * 64 + 64));
+    let child = parent.fork(region).unwrap()().unwrap();
+    let [first, second, third] = servers;
+    drop(first);
+    let all = |store: &dyn PageStore| {
+        (0..16).all(|run| holds(store, region, run * 64, run * 64..run * 64 + 64))
+    };
+    assert!(all(&*child) && all(&parent));
+    // The child makes its copies anew, without the parent's help.
+    drop(parent);
+    let until = Instant::now() + Duration::from_secs(30);
+    let copies = || [&second, &third].map(|server| server.pool().pages_held());
+    while copies() != [1024; 2] {
+        assert!(Instant::now() < until, "{:?}", copies());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert!(all(&*child));
+    drop((second, third));
+    let refused = child.fork(region).err().expect("no server is left").to_string();
+    assert!(refused.contains("cannot "), "{refused}");
 }
 
 #[test]

@@ -184,9 +184,6 @@ impl Workspace {
         let mut native = vec![self.natively(suite, locale)?];
         let mut outcomes = Vec::new();
         for way in ways {
-            if *way == Way::Servers && suite.forks {
-                continue;
-            }
             let mut wrapped = vec![self.once(suite, locale, *way)?];
             while wrapped.len() < RUNS && !differences(&native, &wrapped).is_empty() {
                 if native.len() == wrapped.len() {

@@ -12,8 +12,6 @@ pub struct Suite {
     pub needs: &'static [(&'static str, &'static str)],
     pub script: &'static str,
     pub limit_s: u64,
-    /// The program forks while its pages may be on servers, which `pagetax remote` refuses.
-    pub forks: bool,
     /// Runs in each locale, not in C alone.
     pub has_locales: bool,
     /// True if the suite runs in the gate.
@@ -22,16 +20,12 @@ pub struct Suite {
 
 impl Suite {
     const fn of(name: &'static str, needs: &'static [(&str, &str)], script: &'static str) -> Suite {
-        let (forks, has_locales, is_quick) = (false, false, false);
-        Suite { name, needs, script, limit_s: 300, forks, has_locales, is_quick }
+        let (has_locales, is_quick) = (false, false);
+        Suite { name, needs, script, limit_s: 300, has_locales, is_quick }
     }
 
     const fn limit_s(self, limit_s: u64) -> Suite {
         Suite { limit_s, ..self }
-    }
-
-    const fn forks(self) -> Suite {
-        Suite { forks: true, ..self }
     }
 
     const fn in_each_locale(self) -> Suite {
@@ -85,7 +79,6 @@ macro_rules! stress_ng {
             ),
         )
         .limit_s(3600)
-        .forks()
     };
 }
 
@@ -94,15 +87,15 @@ pub const SUITES: &[Suite] = &[
     cpython!("test_mmap").in_each_locale().quick(),
     cpython!("test_gc").in_each_locale().quick(),
     cpython!("test_ctypes").in_each_locale().quick(),
-    cpython!("test_signal").in_each_locale().forks(),
-    cpython!("test_threading").in_each_locale().forks(),
-    cpython!("test_subprocess").in_each_locale().forks(),
+    cpython!("test_signal").in_each_locale(),
+    cpython!("test_threading").in_each_locale(),
+    cpython!("test_subprocess").in_each_locale(),
     // Of sockets to a hypervisor: without a peer there, they wait for ever, natively too.
-    cpython!("test_socket", "--ignore '*VSOCK*'").in_each_locale().forks(),
-    cpython!("test_asyncio").forks().limit_s(1800),
-    cpython!("test_multiprocessing_fork").in_each_locale().forks().limit_s(1800),
-    cpython!("test_multiprocessing_spawn").forks().limit_s(1800),
-    cpython!("test_multiprocessing_forkserver").forks().limit_s(1800),
+    cpython!("test_socket", "--ignore '*VSOCK*'").in_each_locale(),
+    cpython!("test_asyncio").limit_s(1800),
+    cpython!("test_multiprocessing_fork").in_each_locale().limit_s(1800),
+    cpython!("test_multiprocessing_spawn").limit_s(1800),
+    cpython!("test_multiprocessing_forkserver").limit_s(1800),
     stress_ng!(
         "stress-ng vm",
         "bad-altstack bigheap brk dev-shm env madvise malloc mlock mlockmany mmap mmapaddr mmapfixed mmapfork \
@@ -150,8 +143,7 @@ pub const SUITES: &[Suite] = &[
          redis-cli -s @/s info persistence | grep -o 'last_bgsave_status:[a-z]*'; \
          redis-check-rdb @/dump.rdb | grep -E 'keys read|looks OK' | sed 's/.*keys/keys/;s/.*RDB/RDB/'; \
          redis-cli -s @/s shutdown nosave; wait; echo exit $?",
-    )
-    .forks(),
+    ),
     Suite::of(
         "PostgreSQL",
         POSTGRES,
@@ -167,8 +159,7 @@ pub const SUITES: &[Suite] = &[
          pgbench_branches) = (SELECT sum(tbalance) FROM pgbench_tellers)' postgres; \
          $as $bin/pg_ctl -D @/data -m fast -s stop; echo stop $?; wait; echo exit $?",
     )
-    .in_each_locale()
-    .forks(),
+    .in_each_locale(),
     Suite::of(
         "sqlite3",
         &[("/usr/bin/sqlite3", "sqlite3")],
@@ -198,7 +189,6 @@ pub const SUITES: &[Suite] = &[
          print \"child \", $? >> 8, \"\\n\"; print \"out \", length(qx(seq 1000)), \"\\n\"'; echo exit $?",
     )
     .in_each_locale()
-    .forks()
     .quick(),
     Suite::of(
         "node",
@@ -280,6 +270,5 @@ pub const SUITES: &[Suite] = &[
          git -C ../c rev-parse HEAD; TOOL git blame linux/fs.h | md5sum",
     )
     .in_each_locale()
-    .forks()
     .quick(),
 ];

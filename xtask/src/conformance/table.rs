@@ -51,7 +51,7 @@ fn table(all: &[Value]) -> String {
         for way in ways {
             let entries: Vec<&&Value> =
                 of_suite.iter().filter(|e| e["way"] == way.name()).collect();
-            out += &format!(" {} |", cell(&entries, suite.forks && *way == Way::Servers));
+            out += &format!(" {} |", cell(&entries));
             notes.extend(entries.iter().flat_map(|entry| note(entry)));
         }
         out += "\n";
@@ -63,12 +63,11 @@ fn table(all: &[Value]) -> String {
 }
 
 /// Formats a cell: the differences of all locales together.
-fn cell(entries: &[&&Value], forks: bool) -> String {
+fn cell(entries: &[&&Value]) -> String {
     let count = |key: &str| -> usize {
         entries.iter().map(|entry| entry[key].as_array().map_or(0, Vec::len)).sum()
     };
     match (entries.is_empty(), count("limits"), count("differences")) {
-        (true, ..) if forks => "forks".into(),
         (true, ..) => "not run".into(),
         (_, 0, 0) => "as natively".into(),
         (_, _, 0) => "a limit".into(),

@@ -76,3 +76,13 @@ pub fn right_answer() -> String {
     let output = child.wait_with_output().unwrap();
     String::from_utf8(output.stdout).unwrap().lines().nth(1).unwrap().into()
 }
+
+/// Builds a program of the library's tests into a folder.
+pub fn program_of_the_library(name: &str, folder: &std::path::Path) -> String {
+    let program = folder.join(name).display().to_string();
+    let source = format!("{}/../remote-preload/tests/{name}.c", env!("CARGO_MANIFEST_DIR"));
+    let mut cc = Command::new("cc");
+    let built = cc.args(["-O1", "-pthread", &source, "-o", &program, "-lutil"]).status().unwrap();
+    assert!(built.success());
+    program
+}

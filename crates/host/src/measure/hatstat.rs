@@ -186,10 +186,12 @@ fn top(mut all: Vec<HatProcess>) -> Vec<HatProcess> {
     all.into_iter().enumerate().filter(is_listed).map(|(_, process)| process).collect()
 }
 
-/// Returns the bytes of the tables of base pages that a range can have.
+/// Returns the bytes of the tables that a range can have, without the top level, which VmPTE leaves out.
 fn tables_of(range: &Range<u64>) -> u64 {
-    let first = range.start / TABLE_REACH_BYTES;
-    (range.end.div_ceil(TABLE_REACH_BYTES) - first) * TABLE_BYTES
+    // A table has 512 entries.
+    let levels = [1, 1 << 9, 1 << 18].map(|tables| tables * TABLE_REACH_BYTES);
+    let count = |reach: u64| range.end.div_ceil(reach) - range.start / reach;
+    levels.into_iter().map(count).sum::<u64>() * TABLE_BYTES
 }
 
 /// Returns the large mappings that a process shares with others: of files and of shared memory, unless its
@@ -320,10 +322,10 @@ mod tests {
         .collect();
         let parts = shared_parts(&lines, (4 << 20) + 12_288, 32_768);
         assert_eq!(parts.len(), 1);
-        // 1,024 tables of its own; the others can have two.
-        assert_eq!(parts[0].table_bytes, (4 << 20, 4 << 20));
-        let few = shared_parts(&lines, 20_480, 0);
-        assert_eq!(few[0].table_bytes, (12_288, 20_480));
+        // It can have 1,024, 2 and 1 tables of the three levels; the others one of each.
+        assert_eq!(parts[0].table_bytes, ((4 << 20) - 12_288, (4 << 20) + 12_288));
+        let few = shared_parts(&lines, 28_672, 0);
+        assert_eq!(few[0].table_bytes, (4_096, 28_672));
         let workers = |fault_count| {
             let one = || shared_parts(&lines, (4 << 20) + 12_288, fault_count);
             let many: Vec<Part> = (0..64).flat_map(|_| one()).collect();

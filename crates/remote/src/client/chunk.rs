@@ -199,7 +199,7 @@ static UNPLACED: ChunkMembers = ChunkMembers {
 
 /// The placed chunks of a region. A region may be far larger than the pages that are ever put.
 /// Other chunks take neither memory nor time in a scan.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct RegionChunks {
     count: u64,
     placed: BTreeMap<u64, ChunkMembers>,

@@ -7,9 +7,9 @@ use super::control::Control;
 use super::monitor::ServerMonitor;
 use super::peer::Peer;
 use super::reader::ReplicaReader;
-use super::state::ClusterState;
+use super::state::{ClusterSnapshot, ClusterState};
 use super::writer::ReplicaWriter;
-use crate::store::{Capacity, PageReader, PageStore, PageWriter, RegionId, StoreError};
+use crate::store::{Capacity, ChildStore, PageReader, PageStore, PageWriter, RegionId, StoreError};
 use crate::threads;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -50,11 +50,28 @@ impl Cluster {
                 source: io::Error::other(format!("{reached} found")),
             }));
         }
+        Cluster::start(shared, monitor, 1)
+    }
+
+    /// Connects the client of a forked child.
+    fn of_child(snapshot: ClusterSnapshot) -> Result<Cluster, StoreError> {
+        let region = snapshot.region;
+        let shared = Arc::new(ClusterState::of_child(snapshot));
+        let mut monitor = ServerMonitor::new(shared.clone())?;
+        monitor.attach_snapshot(region);
+        Cluster::start(shared, monitor, region.0 + 1)
+    }
+
+    fn start(
+        shared: Arc<ClusterState>,
+        monitor: ServerMonitor,
+        next_region: u64,
+    ) -> Result<Cluster, StoreError> {
         let monitor = Arc::new(Mutex::new(monitor));
         let control = Control { shared: shared.clone(), monitor: monitor.clone() };
         let spawned = threads::spawn("pagetax-control", move || control.run_or_abort())
             .map_err(|source| StoreError::Unreachable { server: "a thread".into(), source })?;
-        let next_region = AtomicU64::new(1);
+        let next_region = AtomicU64::new(next_region);
         Ok(Cluster { shared, monitor, next_region, thread: Some(spawned) })
     }
 
@@ -154,6 +171,12 @@ impl PageStore for Cluster {
 
     fn drop_region_at_end(&self, region: RegionId) {
         self.monitor().drop_at_end(region);
+    }
+
+    fn fork(&self, region: RegionId) -> Result<ChildStore, StoreError> {
+        // Locked, so that no repair is under way.
+        let snapshot = self.monitor().snapshot(region)?;
+        Ok(Box::new(|| Ok(Arc::new(Cluster::of_child(snapshot)?))))
     }
 
     fn reader(&self) -> Result<Box<dyn PageReader>, StoreError> {

@@ -64,6 +64,11 @@ impl Endpoint {
         self.addresses.iter().any(|address| other.addresses.contains(address))
     }
 
+    /// Returns the same endpoint with other TLS settings.
+    pub fn with_tls(&self, tls: Option<ClientTls>) -> Endpoint {
+        Endpoint { tls, ..self.clone() }
+    }
+
     /// Returns an endpoint whose name has several addresses.
     #[cfg(test)]
     pub fn of(addresses: &[SocketAddr]) -> Endpoint {
@@ -195,6 +200,8 @@ struct Incoming {
 #[derive(Debug)]
 pub struct Connection {
     stream: PeerStream,
+    /// The version of the protocol that both sides speak.
+    pub version: u32,
     /// The server's epoch, drawn at its start.
     pub epoch: u64,
     /// The server's machine and failure domain, as it reports them.
@@ -246,6 +253,7 @@ impl Connection {
     pub fn new(stream: PeerStream, server: &Hello) -> Connection {
         Connection {
             stream,
+            version: server.version,
             epoch: server.epoch,
             location: server.location,
             nonce: server.nonce,

@@ -7,6 +7,7 @@
 mod admission;
 mod regions;
 mod repairs;
+mod snapshot;
 
 use super::connection::Endpoint;
 use super::link::{LinkError, ServerLinks, is_slow, unexpected};

@@ -3,6 +3,7 @@
 use super::connection::{Connection, Endpoint};
 use super::set::ServerId;
 use crate::store::StoreError;
+use crate::tls::ClientTls;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -62,6 +63,17 @@ impl Peer {
             strikes: Default::default(),
             shunned: Mutex::default(),
             probe_lock: Mutex::default(),
+        }
+    }
+
+    /// Returns the same server for the client of a forked child, as if no request had failed.
+    pub fn for_child(&self, tls: Option<ClientTls>) -> Peer {
+        Peer {
+            epoch: AtomicU64::new(self.epoch.load(Ordering::Acquire)),
+            machine: AtomicU64::new(self.machine.load(Ordering::Relaxed)),
+            address: Mutex::new(*locked(&self.address)),
+            alias_of: Mutex::new(self.alias_of()),
+            ..Peer::new(self.endpoint.with_tls(tls))
         }
     }
 

@@ -144,7 +144,7 @@ impl ReadPlan {
 }
 
 /// The state machine of placement and repair.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Replicator {
     pub(super) replicas_wanted: usize,
     pub(super) servers: Vec<ServerState>,
@@ -212,6 +212,13 @@ impl Replicator {
     pub fn add_region(&mut self, region: RegionId, pages: u64) {
         let count = pages.div_ceil(CHUNK_PAGES);
         self.regions.insert(region, RegionChunks::new(count));
+    }
+
+    /// Returns the same state without the other regions.
+    pub fn of_region(&self, region: RegionId) -> Replicator {
+        let mut state = self.clone();
+        state.regions.retain(|other, _| *other == region);
+        state
     }
 
     /// Forgets a region. Returns false if it is unknown.

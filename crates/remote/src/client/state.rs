@@ -76,6 +76,21 @@ pub(super) struct RegionHandle {
     pub token: Token,
 }
 
+/// A region as it is at a fork, for the client of the child. It shares no lock and no connection with
+/// the parent's.
+#[derive(Debug)]
+pub(super) struct ClusterSnapshot {
+    pub options: ClusterOptions,
+    /// The state of this one region. Servers without a snapshot count as lost.
+    pub replicator: Replicator,
+    pub peers: Vec<Peer>,
+    /// The region's number and token on each server that has a snapshot.
+    pub handles: BTreeMap<ServerId, RegionHandle>,
+    pub region: RegionId,
+    /// The size of the region in pages.
+    pub pages: u64,
+}
+
 /// The state that all threads of a client share.
 #[derive(Debug)]
 pub(super) struct ClusterState {
@@ -108,6 +123,19 @@ impl ClusterState {
             bad_replicas: Mutex::new(VecDeque::with_capacity(BAD_REPLICAS_MAX)),
             changes: Mutex::default(),
             changed: Condvar::new(),
+        }
+    }
+
+    /// Returns the state of a forked child's client.
+    pub fn of_child(snapshot: ClusterSnapshot) -> ClusterState {
+        let ClusterSnapshot { options, replicator, peers, handles, region, pages } = snapshot;
+        let handles = handles.into_iter().map(|(server, handle)| ((region, server), handle));
+        ClusterState {
+            replicator: RwLock::new(replicator),
+            peers: RwLock::new(peers.into_iter().map(Arc::new).collect()),
+            remotes: RwLock::new(handles.collect()),
+            regions: RwLock::new(BTreeMap::from([(region, pages)])),
+            ..ClusterState::new(options)
         }
     }
 

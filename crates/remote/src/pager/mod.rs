@@ -44,7 +44,7 @@ pub use shared::PagerError;
 pub use sys::uffd::{Access, UffdError, remedy};
 
 use crate::page::{PAGE_BYTES, draw_key};
-use crate::store::PageStore;
+use crate::store::{ChildStore, PageStore, StoreError};
 use crate::threads;
 use evictor::Evictor;
 use handler::FaultHandler;
@@ -84,6 +84,17 @@ pub struct RemoteRegion {
     /// True if `running`'s store is inherited. This is outside the lock: any thread reads it while
     /// another forks, and the child would find the lock held.
     is_store_inherited: AtomicBool,
+}
+
+/// The store of a forked child.
+#[derive(Debug)]
+pub enum StoreInChild {
+    /// The store in the parent's memory, of which the child has a copy.
+    Inherited,
+    /// A store of [`RemoteRegion::fork_store`], which has the region's pages.
+    WithPages(Arc<dyn PageStore>),
+    /// A store without pages. All pages are resident.
+    Empty(Arc<dyn PageStore>),
 }
 
 /// The threads and the store, which a child of a fork does not inherit.
@@ -222,7 +233,7 @@ impl RemoteRegion {
     /// Stops evicting until as many calls of [`Self::resume_evicting`], so that the answer of
     /// [`Self::can_fork`] stays true. Meanwhile the resident limit does not hold.
     pub fn stop_evicting(&self) {
-        self.shared.stop_evicting(self.is_store_inherited());
+        self.shared.stop_evicting();
     }
 
     /// Undoes one [`Self::stop_evicting`].
@@ -230,13 +241,23 @@ impl RemoteRegion {
         self.shared.resume_evicting();
     }
 
+    /// Keeps the pages that are in the store for the child of one fork. Evicting is stopped from before
+    /// this call until the fork.
+    ///
+    /// # Errors
+    /// Those of [`PageStore::fork`].
+    pub fn fork_store(&self) -> Result<ChildStore, StoreError> {
+        let store = self.running().store.clone();
+        store.fork(self.shared.region())
+    }
+
     /// Stops the pager for a fork. Until [`Self::after_fork`], no thread may touch missing pages.
-    /// Returns true if the child will have the memory.
-    pub fn before_fork(&self) -> bool {
+    /// Returns true if the child will have the memory: with a [`Self::fork_store`], or without.
+    pub fn before_fork(&self, has_child_store: bool) -> bool {
         // This comes first, because a handler may be waiting for room that only the evictor makes.
         self.stop_evicting();
         self.shared.serving.raw_lock();
-        self.can_fork() && self.shared.set_fork_inheritance(true).is_ok()
+        (has_child_store || self.can_fork()) && self.shared.set_fork_inheritance(true).is_ok()
     }
 
     /// Lets the pager go on in the parent.
@@ -248,12 +269,11 @@ impl RemoteRegion {
         self.shared.resume_evicting();
     }
 
-    /// Restarts the pager in the child, which has none of the parent's threads. The child gets a
-    /// store of its own, unless it has inherited one.
+    /// Restarts the pager in the child, which has none of the parent's threads.
     ///
     /// # Errors
     /// Those of [`Self::map`]. The memory cannot be used then.
-    pub fn restart_in_child(&self, store: Option<Arc<dyn PageStore>>) -> Result<(), PagerError> {
+    pub fn restart_in_child(&self, store: StoreInChild) -> Result<(), PagerError> {
         let failed = |source| PagerError::System { what: "starting the child's pager", source };
         let mut running = match self.running.try_lock() {
             Ok(running) => running,
@@ -262,11 +282,14 @@ impl RemoteRegion {
             // will release it.
             Err(TryLockError::WouldBlock) => return Err(failed(ErrorKind::WouldBlock.into())),
         };
-        let region = match &store {
-            Some(store) => Some(store.create_region(self.shared.table.pages() as u64, true)?),
-            None => None,
+        let (store, region) = match store {
+            StoreInChild::Inherited => (running.store.clone(), None),
+            StoreInChild::WithPages(store) => (store, None),
+            StoreInChild::Empty(store) => {
+                let region = store.create_region(self.shared.table.pages() as u64, true)?;
+                (store, Some(region))
+            }
         };
-        let store = store.unwrap_or_else(|| running.store.clone());
         self.is_store_inherited.store(store.is_inherited(), Relaxed);
         // The child must not end the parent's threads and store.
         let parents = PagerThreads { store, handler: None, evictor: None };

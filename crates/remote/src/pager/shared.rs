@@ -236,15 +236,12 @@ impl SharedPager {
         self.staging.all().advise(advice)
     }
 
-    /// Stops the evictor. With `unstaged`, waits until no page is staged, because a child lacks the
-    /// evictor's list of staged blocks. Handlers that wait for room go over the limit.
-    pub fn stop_evicting(&self, unstaged: bool) {
+    /// Stops the evictor, when no page is staged: a child lacks the evictor's list of staged blocks.
+    /// Handlers that wait for room go over the limit.
+    pub fn stop_evicting(&self) {
         let _changing = self.changing_stops.lock();
         if self.stops.fetch_add(1, Relaxed) == 0 {
-            match unstaged {
-                true => self.lock_unstaged(),
-                false => self.evicting.raw_lock(),
-            }
+            self.lock_unstaged();
             self.allow_overflow(true);
         }
     }

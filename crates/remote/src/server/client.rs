@@ -52,10 +52,10 @@ impl Client {
         self.regions.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Counts a page. Returns false, and does not count it, if the client has `max` already.
-    pub(super) fn take_page(&self, max: u64) -> bool {
-        let one_more = |pages: u64| (pages < max).then_some(pages + 1);
-        self.pages.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_ok()
+    /// Counts pages. Returns false, and does not count them, if the client would have more than `max`.
+    pub(super) fn take_pages(&self, count: u64, max: u64) -> bool {
+        let more = |pages: u64| (pages + count <= max).then_some(pages + count);
+        self.pages.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
     }
 
     /// Counts pages that are no longer held.
@@ -92,7 +92,7 @@ mod tests {
         assert!(one.take_region(1) && !one.take_region(1) && other.take_region(1));
         one.release_region();
         assert!(clients.get("one").take_region(1));
-        assert!((0..3).all(|_| one.take_page(3)) && !one.take_page(3));
+        assert!((0..3).all(|_| one.take_pages(1, 3)) && !one.take_pages(1, 3));
         one.release_pages(2);
         assert_eq!((one.pages(), other.pages()), (1, 0));
     }

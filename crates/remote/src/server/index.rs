@@ -38,7 +38,7 @@ impl Hasher for PageHasher {
 type Leaf = [Option<PageSlot>; LEAF_PAGES as usize];
 
 /// The slots of a region's pages.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub struct PageIndex {
     leaves: HashMap<u64, Leaf, BuildHasherDefault<PageHasher>>,
     pages: u64,
@@ -55,11 +55,24 @@ impl PageIndex {
         self.leaves.get(&(page / LEAF_PAGES))?[(page % LEAF_PAGES) as usize]
     }
 
-    /// Records the slot of a page that was not held.
-    pub fn insert(&mut self, page: u64, slot: PageSlot) {
+    /// Records the slot of a page. Returns the slot that it had before.
+    pub fn insert(&mut self, page: u64, slot: PageSlot) -> Option<PageSlot> {
         let leaf = self.leaves.entry(page / LEAF_PAGES).or_default();
         let before = leaf[(page % LEAF_PAGES) as usize].replace(slot);
         self.pages += before.is_none() as u64;
+        before
+    }
+
+    /// Returns an upper bound of the bytes that the index takes.
+    pub fn bytes(&self) -> u64 {
+        // A hash table is at most seven eighths full, and has a byte of its own for each place.
+        let places = self.leaves.capacity() as u64 * 8 / 7 + 1;
+        places * (size_of::<(u64, Leaf)>() as u64 + 1)
+    }
+
+    /// Returns the slot of each page.
+    pub fn slots(&self) -> impl Iterator<Item = PageSlot> {
+        self.leaves.values().flatten().flatten().copied()
     }
 
     /// Returns the slots of all pages.

@@ -33,6 +33,9 @@ const INDEX_BYTES: u64 = 8 + index::BYTES_MAX;
 /// link.
 const END_LINGER_NS: u64 = 1_000_000_000;
 
+/// The linger time of a snapshot: most children of forks end soon, by an exec or without notice.
+const SNAPSHOT_LINGER_NS: u64 = 5_000_000_000;
+
 /// The limits of a server.
 #[derive(Debug, Clone)]
 pub struct Limits {
@@ -239,6 +242,36 @@ impl Pool {
         if !overcommit && pages > pages_free {
             return Err(Failure::Full { pages_free });
         }
+        let counted = client.clone();
+        self.add_region(&counted, |lease| {
+            let client = RegionClient { client, pages_max: self.client_pages_max };
+            let Lease { region, lease } = lease;
+            Ok(StoredRegion::new(region, lease, pages, owner, token, client))
+        })
+    }
+
+    /// Creates a region that has the pages of another one as they are now. A draining server does it too:
+    /// the new region's client moves them away.
+    ///
+    /// # Errors
+    /// If the lease is void, or a limit of regions is reached.
+    pub fn snapshot(
+        &self,
+        of: &StoredRegion,
+        on: u32,
+        token: Token,
+        now_ns: u64,
+    ) -> Result<Lease, Failure> {
+        let copy =
+            |lease: Lease| of.snapshot(&self.slab, on, (lease.region, lease.lease), token, now_ns);
+        self.add_region(of.client(), copy).map(|(_, lease)| lease)
+    }
+
+    fn add_region(
+        &self,
+        client: &Client,
+        make: impl FnOnce(Lease) -> Result<StoredRegion, Failure>,
+    ) -> Result<(Arc<StoredRegion>, Lease), Failure> {
         let mut regions = self.regions_mut();
         if regions.len() >= self.limits.regions_max as usize
             || !client.take_region(self.limits.client_regions_max)
@@ -246,15 +279,14 @@ impl Pool {
             return Err(Failure::TooMany);
         }
         // The counter wraps around, and an old region may still have the number.
-        let mut next_number = || self.next_number.fetch_add(1, Ordering::Relaxed);
-        let free_number =
-            std::iter::repeat_with(&mut next_number).find(|n| !regions.contains_key(n));
+        let next_number = || self.next_number.fetch_add(1, Ordering::Relaxed);
+        let free_number = std::iter::repeat_with(next_number).find(|n| !regions.contains_key(n));
         let number = free_number.ok_or(Failure::TooMany)?;
-        let lease = self.next_lease();
-        let client = RegionClient { client, pages_max: self.client_pages_max };
-        let region = Arc::new(StoredRegion::new(number, lease, pages, owner, token, client));
+        let lease = Lease { region: number, lease: self.next_lease() };
+        let region = make(lease).inspect_err(|_| client.release_region())?;
+        let region = Arc::new(region);
         regions.insert(number, region.clone());
-        Ok((region, Lease { region: number, lease }))
+        Ok((region, lease))
     }
 
     /// Attaches a connection to a region, if the proof holds.
@@ -294,6 +326,8 @@ impl Pool {
                 linger_ns.min(END_LINGER_NS)
             } else if region.is_client_silent.load(Ordering::Relaxed) {
                 linger_ns.max(silent_ns)
+            } else if region.is_snapshot {
+                linger_ns.min(SNAPSHOT_LINGER_NS)
             } else {
                 linger_ns
             }
@@ -324,7 +358,7 @@ impl Pool {
 
     /// Returns the number of pages that are held.
     pub fn pages_held(&self) -> u64 {
-        self.slab.pages_max() - self.slab.pages_free()
+        self.slab.pages_held()
     }
 
     /// Returns the number of regions.

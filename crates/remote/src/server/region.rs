@@ -5,7 +5,7 @@
 
 use super::client::Client;
 use super::index::PageIndex;
-use super::slab::Slab;
+use super::slab::{PageSlot, Slab};
 use crate::page::{PAGE_BYTES, PageRun, RUN_PAGES_MAX};
 use crate::wire::reply::{Failure, Reply};
 use crate::wire::request::Token;
@@ -50,6 +50,8 @@ pub struct StoredRegion {
     pub ends_with_client: AtomicBool,
     /// True if the last connection ended because the client was silent: it may come back.
     pub is_client_silent: AtomicBool,
+    /// True if the region began as a snapshot, for the child of a fork. Most such children are short.
+    pub is_snapshot: bool,
     /// The end of the last connection, on the server's clock.
     pub idle_since_ns: AtomicU64,
     /// Pages that were put since its creation.
@@ -57,7 +59,22 @@ pub struct StoredRegion {
     /// Pages that were read since its creation.
     pub pages_out_total: AtomicU64,
     client: RegionClient,
+    /// The pages that a snapshot's index counts as.
+    pages_reserved: u64,
     held: RwLock<RegionPages>,
+}
+
+/// Counts one more region for all slots of an index.
+fn share_all(slab: &Slab, index: &PageIndex) -> Result<(), Failure> {
+    for (count, slot) in index.slots().enumerate() {
+        if !slab.share(slot) {
+            index.slots().take(count).for_each(|slot| {
+                slab.unshare(slot);
+            });
+            return Err(Failure::TooMany);
+        }
+    }
+    Ok(())
 }
 
 #[derive(Debug)]
@@ -85,15 +102,16 @@ impl RegionPages {
         }
     }
 
-    /// Replaces a page that is already held. Returns false if it is not held.
+    /// Replaces a page in its slot. Returns false if it is not held, or another region shares the slot.
     fn put_again(&self, slab: &Slab, page: &Page<'_>) -> bool {
-        let slot = self.index.get(page.number);
-        match slot {
-            Some(slot) if page.if_absent => slab.repair(slot, page.bytes, page.checksum),
+        match self.index.get(page.number) {
+            Some(slot) if page.if_absent => {
+                slab.repair(slot, page.bytes, page.checksum);
+                true
+            }
             Some(slot) => slab.replace(slot, page.bytes, page.checksum),
-            None => {}
+            None => false,
         }
-        slot.is_some()
     }
 }
 
@@ -115,12 +133,19 @@ impl StoredRegion {
             attached: AtomicU32::new(1),
             ends_with_client: AtomicBool::new(false),
             is_client_silent: AtomicBool::new(false),
+            is_snapshot: false,
             idle_since_ns: AtomicU64::new(0),
             pages_in_total: AtomicU64::new(0),
             pages_out_total: AtomicU64::new(0),
             client,
+            pages_reserved: 0,
             held: RwLock::new(RegionPages { lease, removed: false, index: PageIndex::default() }),
         }
+    }
+
+    /// Returns the client that the region is counted for.
+    pub fn client(&self) -> &Client {
+        &self.client.client
     }
 
     /// Returns the number of pages that are held.
@@ -203,7 +228,7 @@ impl StoredRegion {
                 continue;
             }
             let RegionClient { client, pages_max } = &self.client;
-            if !client.take_page(*pages_max) {
+            if !client.take_pages(1, *pages_max) {
                 return Err(Failure::Full { pages_free: 0 });
             }
             // Without the lock: a full server may wait for a slot, and readers must go on.
@@ -213,13 +238,12 @@ impl StoredRegion {
             };
             let mut held = self.write();
             let checked = held.check(lease);
-            if checked.is_ok() && !held.put_again(slab, &page) {
-                held.index.insert(number, slot);
-                continue;
-            }
+            let unused = match checked.is_ok() && !held.put_again(slab, &page) {
+                true => held.index.insert(number, slot),
+                false => Some(slot),
+            };
             drop(held);
-            client.release_pages(1);
-            slab.free_slot(slot);
+            unused.into_iter().for_each(|slot| self.release_slot(slab, slot));
             checked?;
         }
         self.pages_in_total.fetch_add((pages.len() / PAGE_BYTES) as u64, Ordering::Relaxed);
@@ -234,11 +258,56 @@ impl StoredRegion {
         let mut held = self.write();
         held.check(lease)?;
         let end = run.end().unwrap_or(u64::MAX);
-        held.index.remove(run.first, end, |slot| {
+        held.index.remove(run.first, end, |slot| self.release_slot(slab, slot));
+        Ok(())
+    }
+
+    fn release_slot(&self, slab: &Slab, slot: PageSlot) {
+        if slab.unshare(slot) {
             self.client.client.release_pages(1);
             slab.free_slot(slot);
-        });
-        Ok(())
+        }
+    }
+
+    /// Returns a region with this number and secret that has the pages of this one as they are now, with
+    /// no connection. Pages are counted once for the client while both share them; the index is counted in
+    /// whole pages.
+    ///
+    /// # Errors
+    /// If the lease is void, there is no room for the index, or a page is shared by too many regions.
+    pub fn snapshot(
+        &self,
+        slab: &Slab,
+        on: u32,
+        (number, lease): (u32, u32),
+        token: Token,
+        now_ns: u64,
+    ) -> Result<StoredRegion, Failure> {
+        // No page changes meanwhile.
+        let held = self.write();
+        held.check(on)?;
+        let RegionClient { client, pages_max } = &self.client;
+        let pages_reserved = held.index.bytes().div_ceil(PAGE_BYTES as u64);
+        if !client.take_pages(pages_reserved, *pages_max) {
+            return Err(Failure::Full { pages_free: 0 });
+        }
+        let shared = match slab.reserve(pages_reserved) {
+            true => {
+                share_all(slab, &held.index).inspect_err(|_| slab.release_reserved(pages_reserved))
+            }
+            false => Err(Failure::Full { pages_free: slab.pages_free() }),
+        };
+        shared.inspect_err(|_| client.release_pages(pages_reserved))?;
+        let client = RegionClient { client: client.clone(), pages_max: *pages_max };
+        let copy = StoredRegion::new(number, lease, self.pages, self.owner.clone(), token, client);
+        copy.write().index = held.index.clone();
+        Ok(StoredRegion {
+            attached: AtomicU32::new(0),
+            idle_since_ns: AtomicU64::new(now_ns),
+            is_snapshot: true,
+            pages_reserved,
+            ..copy
+        })
     }
 
     /// Returns a bitmap of the pages of the run that are held.
@@ -261,9 +330,11 @@ impl StoredRegion {
         if std::mem::replace(&mut held.removed, true) {
             return;
         }
-        let slots = std::mem::take(&mut held.index).into_slots();
-        self.client.client.release_pages(slots.len() as u64);
+        let mut slots = std::mem::take(&mut held.index).into_slots();
+        slots.retain(|slot| slab.unshare(*slot));
+        self.client.client.release_pages(slots.len() as u64 + self.pages_reserved);
         self.client.client.release_region();
+        slab.release_reserved(self.pages_reserved);
         slab.free_slots(slots.into_iter());
     }
 

@@ -154,6 +154,10 @@ impl Session {
                 Reply::Bitmap { count, bits: &bits }.encode_head(id, out);
                 return Ok(());
             }
+            Request::Snapshot { on, token } => {
+                let region = self.region(on)?;
+                Reply::Created(self.pool.snapshot(region, on.lease, *token, now_ns)?)
+            }
             Request::Status => Reply::Status(self.pool.status(&self.client, now_ns)),
             Request::Report => {
                 let report = self.pool.report(now_ns, REPORT_CLIENTS_MAX);

@@ -2,7 +2,7 @@
 //! mapped on demand and unmapped when they are empty.
 //!
 //! Invariants: at most `pages_max` slots are in use. A freed slot is wiped before another page can
-//! take it.
+//! take it. A slot that several regions share is neither changed nor freed.
 
 use crate::page::PAGE_BYTES;
 use crate::wire::WireChecksum;
@@ -56,11 +56,15 @@ pub struct Slab {
 struct SlabChunk {
     bytes: MmapMut,
     checksums: Box<[WireChecksum]>,
+    /// The number of regions beyond the first that use each slot.
+    sharers: Box<[u16]>,
 }
 
 #[derive(Debug, Default)]
 struct FreeSlots {
     used: u64,
+    /// The pages whose memory is reserved for something else.
+    reserved: u64,
     /// The used slots that are being wiped. They count as free: `allocate` waits for them.
     leaving: u64,
     /// The free slots of each chunk that was ever mapped.
@@ -97,7 +101,8 @@ impl SlabChunk {
         // third of the time. But they take four times as long where a hypervisor has reclaimed free
         // memory, because it reclaims whole huge pages.
         backed(bytes.advise(Advice::PopulateWrite))?;
-        Ok(SlabChunk { bytes, checksums: vec![WireChecksum::default(); pages].into() })
+        let checksums = vec![WireChecksum::default(); pages].into();
+        Ok(SlabChunk { bytes, checksums, sharers: vec![0; pages].into() })
     }
 
     fn page(&self, index: usize) -> &[u8] {
@@ -122,7 +127,13 @@ impl Slab {
     /// Returns the number of slots that are free or being wiped.
     pub fn pages_free(&self) -> u64 {
         let free = self.free();
-        self.pages_max - free.used + free.leaving
+        self.pages_max - free.used - free.reserved + free.leaving
+    }
+
+    /// Returns the number of slots in use that are not being wiped.
+    pub fn pages_held(&self) -> u64 {
+        let free = self.free();
+        free.used - free.leaving
     }
 
     /// Takes a slot and fills it. Returns `None` if all are in use or the system has no memory.
@@ -132,12 +143,51 @@ impl Slab {
         Some(slot)
     }
 
-    /// Replaces the page in a slot that is in use.
-    pub fn replace(&self, slot: PageSlot, page: &[u8], checksum: WireChecksum) {
+    /// Replaces the page in a slot that is in use. Returns false, and changes nothing, if another region
+    /// uses the slot too.
+    pub fn replace(&self, slot: PageSlot, page: &[u8], checksum: WireChecksum) -> bool {
         self.change(slot, |chunk| {
-            chunk.bytes[slot.index() * PAGE_BYTES..][..PAGE_BYTES].copy_from_slice(page);
-            chunk.checksums[slot.index()] = checksum;
-        });
+            let is_own = chunk.sharers[slot.index()] == 0;
+            if is_own {
+                chunk.bytes[slot.index() * PAGE_BYTES..][..PAGE_BYTES].copy_from_slice(page);
+                chunk.checksums[slot.index()] = checksum;
+            }
+            is_own
+        })
+    }
+
+    /// Reserves the memory of this many pages for something else than pages. Returns false if it is not free.
+    pub fn reserve(&self, pages: u64) -> bool {
+        let mut free = self.free();
+        let is_free = free.used + free.reserved + pages <= self.pages_max;
+        free.reserved += if is_free { pages } else { 0 };
+        is_free
+    }
+
+    /// Gives back memory of [`Self::reserve`].
+    pub fn release_reserved(&self, pages: u64) {
+        self.free().reserved -= pages;
+    }
+
+    /// Counts one more region that uses a slot. Returns false if there are too many.
+    pub fn share(&self, slot: PageSlot) -> bool {
+        self.change(slot, |chunk| {
+            let sharers = &mut chunk.sharers[slot.index()];
+            let more = sharers.checked_add(1);
+            *sharers = more.unwrap_or(*sharers);
+            more.is_some()
+        })
+    }
+
+    /// Counts one region less that uses a slot. Returns true if the caller's was the last one, which
+    /// frees the slot.
+    pub fn unshare(&self, slot: PageSlot) -> bool {
+        self.change(slot, |chunk| {
+            let sharers = &mut chunk.sharers[slot.index()];
+            let is_last = *sharers == 0;
+            *sharers = sharers.saturating_sub(1);
+            is_last
+        })
     }
 
     /// Writes a page again into its slot, if the slot's checksum is the same: this repairs damaged
@@ -197,14 +247,14 @@ impl Slab {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn change(&self, slot: PageSlot, change: impl FnOnce(&mut SlabChunk)) {
+    fn change<T>(&self, slot: PageSlot, change: impl FnOnce(&mut SlabChunk) -> T) -> T {
         let mut chunk = self.chunks[slot.chunk()].write().unwrap_or_else(PoisonError::into_inner);
-        change(chunk.as_mut().expect("a slot in use lies in a mapped chunk"));
+        change(chunk.as_mut().expect("a slot in use lies in a mapped chunk"))
     }
 
     fn allocate(&self) -> Option<PageSlot> {
         let mut free = self.free();
-        while free.used == self.pages_max {
+        while free.used + free.reserved == self.pages_max {
             if free.leaving == 0 {
                 return None;
             }
@@ -288,6 +338,19 @@ mod tests {
         slab.with(slots[999], |bytes, checksum| {
             assert!(bytes == page && checksum == WireChecksum(999))
         });
+    }
+
+    #[test]
+    fn a_shared_slot_keeps_its_page_until_its_last_region_ends() {
+        let slab = Slab::new(10);
+        let slot = slab.put(&[1; PAGE_BYTES], WireChecksum(1)).unwrap();
+        assert!(slab.share(slot) && slab.share(slot));
+        assert!(!slab.replace(slot, &[2; PAGE_BYTES], WireChecksum(2)));
+        slab.with(slot, |page, checksum| {
+            assert!(page == [1; PAGE_BYTES] && checksum == WireChecksum(1))
+        });
+        assert_eq!([(); 3].map(|()| slab.unshare(slot)), [false, false, true]);
+        assert!(slab.replace(slot, &[2; PAGE_BYTES], WireChecksum(2)));
     }
 
     #[test]

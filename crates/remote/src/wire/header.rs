@@ -53,6 +53,8 @@ ops! {
     Status = 8,
     /// Ask for the report for users.
     Report = 9,
+    /// Create a region with the pages that another one has now.
+    Snapshot = 10,
     /// The request is done.
     Done = 128,
     /// The region is created.
@@ -151,7 +153,7 @@ impl Header {
     pub fn meta_bytes(&self) -> usize {
         let count = self.count as usize;
         match self.op {
-            Op::Create | Op::Attach => TOKEN_BYTES,
+            Op::Create | Op::Attach | Op::Snapshot => TOKEN_BYTES,
             Op::Put => count * CHECKSUM_BYTES,
             Op::Pages if self.flags & WITH_CHECKSUMS != 0 => count * CHECKSUM_BYTES,
             Op::Discard => 8,

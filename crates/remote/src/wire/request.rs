@@ -87,6 +87,14 @@ pub enum Request<'a> {
         /// The number of pages, 1 to 4096.
         count: u16,
     },
+    /// Create a region with the pages that another one has now, for the child of a fork. The regions
+    /// share their memory until one of them is written to. No connection is attached to the new one.
+    Snapshot {
+        /// The current lease on the region.
+        on: Lease,
+        /// The secret of the new region.
+        token: &'a Token,
+    },
     /// Ask for the status that placement needs.
     Status,
     /// Ask for the report for users.
@@ -141,6 +149,7 @@ impl<'a> Request<'a> {
             }
             Op::Discard => Request::Discard { on, first, count: u64_at(meta, 0) },
             Op::Held => Request::Held { on, first, count },
+            Op::Snapshot => Request::Snapshot { on, token: token()? },
             Op::Status => Request::Status,
             Op::Report => Request::Report,
             _ => return Err(WireError::WrongDirection),
@@ -177,6 +186,7 @@ impl<'a> Request<'a> {
             ),
             Request::Discard { on, first, .. } => with(Op::Discard, on, false, first, 0),
             Request::Held { on, first, count } => with(Op::Held, on, false, first, count),
+            Request::Snapshot { on, .. } => with(Op::Snapshot, on, false, 0, 0),
             Request::Status => Header::new(Op::Status, id),
             Request::Report => Header::new(Op::Report, id),
         }
@@ -186,7 +196,7 @@ impl<'a> Request<'a> {
     pub fn encode_head(&self, id: u32, out: &mut Vec<u8>) {
         let count_bytes;
         let meta: &[u8] = match self {
-            Request::Create { token, .. } => *token,
+            Request::Create { token, .. } | Request::Snapshot { token, .. } => *token,
             Request::Attach { proof, .. } => *proof,
             Request::Put { checksums, .. } => checksums,
             Request::Discard { count, .. } => {

@@ -97,12 +97,12 @@ pub fn both_sides_of_a_fork_have_lost_pages() {
         let are_right =
             || (0..1024).all(|number| is_readable(page(number)) != lost.contains(&(number as u64)));
         assert!(are_right());
-        assert!(region.before_fork());
+        assert!(region.before_fork(false));
         // SAFETY: the child uses only locks and memory that glibc allows after a fork, and ends by
         // _exit.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            let right = region.restart_in_child(None).is_ok() && are_right();
+            let right = region.restart_in_child(StoreInChild::Inherited).is_ok() && are_right();
             // SAFETY: ends at once.
             unsafe { libc::_exit(i32::from(!right)) }
         }

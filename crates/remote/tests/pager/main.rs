@@ -16,7 +16,7 @@ use pagetax_core::units::Bytes;
 use pagetax_remote::client::cluster::{self, Cluster};
 use pagetax_remote::page::{PAGE_BYTES, PageMac, PageRun};
 use pagetax_remote::pager::{
-    self, EvictionMethod, Features, PagerError, PagerOptions, RemoteRegion, Serving,
+    self, EvictionMethod, Features, PagerError, PagerOptions, RemoteRegion, Serving, StoreInChild,
 };
 use pagetax_remote::server::listen::{self, Server};
 use pagetax_remote::server::pool::Limits;

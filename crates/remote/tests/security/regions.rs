@@ -20,6 +20,7 @@ fn regions_of_others_cannot_be_touched() {
         Request::Discard { on, first: 0, count: 8 },
         Request::Held { on, first: 0, count: 8 },
         Request::Drop { on, at_end: false },
+        Request::Snapshot { on, token: &token },
     ];
     for request in tries {
         assert_eq!(thief.call(&request), Err(Failure::Denied), "{request:?}");

@@ -2,6 +2,7 @@
 //! the real writer, reader and control thread, in the same order.
 mod control;
 mod flaw;
+mod forking;
 mod oracle;
 mod paging;
 
@@ -94,6 +95,11 @@ pub struct Client {
     pub longest_put: Cell<u64>,
     /// True while nothing is written, because a write would repair damage by itself.
     pub is_resting: Cell<bool>,
+    /// True while the writer is at work.
+    pub is_putting: Cell<bool>,
+    /// True until the control task has made a child, and the child, unless it was refused.
+    pub wants_child: Cell<bool>,
+    pub child: RefCell<Option<Box<Client>>>,
     /// The version of each page whose put is done.
     pub done: RefCell<HashMap<u64, u64>>,
     /// The pages that a task is using.
@@ -174,6 +180,9 @@ impl Client {
             full: Cell::new(0),
             longest_put: Cell::new(0),
             is_resting: Cell::new(false),
+            is_putting: Cell::new(false),
+            wants_child: Cell::new(false),
+            child: RefCell::default(),
             done: RefCell::default(),
             busy: RefCell::default(),
             lost: Cell::new(0),

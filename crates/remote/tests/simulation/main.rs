@@ -7,7 +7,8 @@
 //! happens. After all trouble, no page is under-replicated. Planted mistakes show that the checks
 //! can fail.
 //!
-//! PAGETAX_SEEDS sets the number of seeds of all stories together. The gate runs
+//! PAGETAX_SEEDS sets the number of seeds of all stories together, without those of forks, which are a
+//! tenth as many. The gate runs
 //! `PAGETAX_SEEDS=10000 cargo test -p pagetax-remote --test simulation`.
 
 mod client;
@@ -60,6 +61,8 @@ enum Plot {
     ShortBitmaps,
     /// All servers of a rack are killed at once.
     Rack,
+    /// The client forks while a server is in any trouble, and the child goes on by itself.
+    Forks,
 }
 
 /// The longest put beside a server that takes no pages. Three requests to it fail, and other
@@ -106,6 +109,10 @@ fn play(seed: u64, story: Story, flaw: Flaw) -> Result<(u64, u64), String> {
         let mut links = Links::default();
         while !over.get() {
             client.control(&mut links).await;
+            if client.wants_child.get() {
+                *client.child.borrow_mut() = client.fork(&mut links).await.map(Box::new);
+                client.wants_child.set(false);
+            }
             world.sleep(100 * MS).await;
         }
     };
@@ -130,7 +137,10 @@ async fn write_on(client: &Client, over: &Cell<bool>, seed: u64) {
         }
         version += 1;
         client.busy.borrow_mut().push(page);
-        if client.put(&mut links, page, version).await {
+        client.is_putting.set(true);
+        let is_put = client.put(&mut links, page, version).await;
+        client.is_putting.set(false);
+        if is_put {
             client.done.borrow_mut().insert(page, version);
         } else {
             // The servers may have any version; the owner still has the page.
@@ -173,12 +183,19 @@ async fn run_story(
     for _ in 0..story.faults {
         let troubled = cause_trouble(client, world, story, &mut rng).await;
         world.sleep(rng.below(6000 * MS)).await;
+        let child = match story.plot {
+            Plot::Forks => Some(fork(client, world).await?),
+            _ => None,
+        };
         promises(client, story)?;
         (0..story.servers).for_each(|server| world.set_full(server, false));
         for server in troubled {
             heal(world, server);
         }
         heal_fully(client, world, story).await?;
+        if let Some(child) = child {
+            goes_on(&child, world, story).await.map_err(|what| format!("the child: {what}"))?;
+        }
         client.is_resting.set(false);
     }
     Ok((client.puts.get(), client.gets.get()))
@@ -190,7 +207,7 @@ async fn cause_trouble(client: &Client, world: &World, story: Story, rng: &mut R
     let another = (one + 1 + rng.below(story.servers as u64 - 1) as usize) % story.servers;
     let chunk = at(PAGES[rng.below(PAGES.len() as u64) as usize]);
     match story.plot {
-        Plot::Any => some_in_trouble(world, story, Vec::new(), rng),
+        Plot::Any | Plot::Forks => some_in_trouble(world, story, Vec::new(), rng),
         Plot::InTurn => {
             keep_away(world, one, rng);
             world.sleep(rng.below(3000 * MS)).await;
@@ -268,6 +285,60 @@ async fn cause_trouble(client: &Client, world: &World, story: Story, rng: &mut R
             servers.inspect(|server| world.crash(*server)).collect()
         }
     }
+}
+
+/// Forks when the writer is at rest and, unless that is the flaw, between two rounds of the control task.
+async fn fork(client: &Client, world: &World) -> Result<Box<Client>, String> {
+    client.is_resting.set(true);
+    while client.is_putting.get() {
+        world.sleep(MS).await;
+    }
+    let child = match client.flaw {
+        Flaw::ForksBesideRepairs => client.fork(&mut Links::default()).await.map(Box::new),
+        _ => {
+            client.wants_child.set(true);
+            while client.wants_child.get() {
+                world.sleep(MS).await;
+            }
+            client.child.take()
+        }
+    };
+    client.is_resting.set(false);
+    child.ok_or_else(|| "a fork is refused".into())
+}
+
+/// Checks that a child has the pages as they were, also when it has made its copies anew, and can change
+/// them.
+async fn goes_on(child: &Client, world: &World, story: Story) -> Result<(), String> {
+    let mut links = Links::default();
+    let is_at_rest = || {
+        let replicator = child.replicator.borrow();
+        replicator.replicas_missing() == 0 && replicator.up().len() == child.servers_known()
+    };
+    for round in 0.. {
+        child.control(&mut links).await;
+        match round {
+            10.. if is_at_rest() => break,
+            400.. => return Err("replicas are still missing long after".into()),
+            _ => world.sleep(100 * MS).await,
+        }
+    }
+    promises(child, story)?;
+    let pages: Vec<(u64, u64)> =
+        child.done.borrow().iter().map(|page| (*page.0, *page.1)).collect();
+    for (page, version) in pages {
+        if !child.get(&mut links, page, version).await {
+            return Err(format!("page {page} is lost"));
+        }
+        let (page, version) = (page, version + 1_000_000);
+        if !child.put(&mut links, page, version).await
+            || !child.get(&mut links, page, version).await
+        {
+            return Err(format!("page {page} cannot be changed"));
+        }
+    }
+    child.end(&mut links).await;
+    Ok(())
 }
 
 fn some_in_trouble(
@@ -366,6 +437,7 @@ const DAMAGE_OF_THREE: Story = Story { servers: 5, copies: 3, ..DAMAGE };
 const FULL_SERVER: Story = Story { servers: 3, faults: 3, plot: Plot::FullServer, ..CAREFUL };
 const BLIPS: Story = Story { faults: 3, plot: Plot::Blips, ..CAREFUL };
 const SHORT_BITMAPS: Story = Story { faults: 3, plot: Plot::ShortBitmaps, ..CAREFUL };
+const FORKS: Story = Story { plot: Plot::Forks, ..CAREFUL };
 const RACK: Story = Story { faults: 3, plot: Plot::Rack, ..CAREFUL };
 
 /// The default number of seeds of all stories.
@@ -463,6 +535,16 @@ fn a_short_bitmap_is_an_error_of_its_server() {
 #[test]
 fn a_rack_that_fails_takes_one_copy() {
     all_well(RACK, 50);
+}
+
+#[test]
+fn parent_and_child_of_a_fork_lose_nothing() {
+    all_well(FORKS, 100);
+}
+
+#[test]
+fn planted_forks_beside_repairs_are_found() {
+    is_found(FORKS, Flaw::ForksBesideRepairs);
 }
 
 #[test]

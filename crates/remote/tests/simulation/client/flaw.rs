@@ -33,6 +33,8 @@ pub enum Flaw {
     BelievesBitmaps,
     /// A removed server is cleaned without a fence, so that earlier requests may arrive later.
     CleansWithoutFence,
+    /// A child of a fork gets a state of later than its snapshots, while repairs move pages.
+    ForksBesideRepairs,
     /// The client ignores failure domains.
     IgnoresDomains,
 }
