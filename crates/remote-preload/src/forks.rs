@@ -1,7 +1,7 @@
 //! Forks: a child gets the memory and pages it by itself. A store inside the process is copied with
 //! it. Of pages on memory servers, the servers keep a snapshot for the child
-//! ([`pagetax_remote::store::PageStore::fork`]). If there can be no snapshot, fork is refused. vfork, posix_spawn, system
-//! and popen share the memory until exec, and always work.
+//! ([`pagetax_remote::store::PageStore::fork`]). If there can be no snapshot, fork is refused. vfork,
+//! posix_spawn, system and popen share the memory until exec, and always work.
 //!
 //! The pager is quiescent while the process forks. Its locks are taken after all other fork
 //! handlers have run, because those may touch missing pages. So our handlers are registered first.

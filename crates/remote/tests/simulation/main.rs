@@ -12,6 +12,7 @@
 //! `PAGETAX_SEEDS=10000 cargo test -p pagetax-remote --test simulation`.
 
 mod client;
+mod forks;
 mod scale;
 mod world;
 
@@ -184,7 +185,7 @@ async fn run_story(
         let troubled = cause_trouble(client, world, story, &mut rng).await;
         world.sleep(rng.below(6000 * MS)).await;
         let child = match story.plot {
-            Plot::Forks => Some(fork(client, world).await?),
+            Plot::Forks => Some(forks::fork(client, world).await?),
             _ => None,
         };
         promises(client, story)?;
@@ -194,7 +195,9 @@ async fn run_story(
         }
         heal_fully(client, world, story).await?;
         if let Some(child) = child {
-            goes_on(&child, world, story).await.map_err(|what| format!("the child: {what}"))?;
+            forks::goes_on(&child, world, story)
+                .await
+                .map_err(|what| format!("the child: {what}"))?;
         }
         client.is_resting.set(false);
     }
@@ -285,60 +288,6 @@ async fn cause_trouble(client: &Client, world: &World, story: Story, rng: &mut R
             servers.inspect(|server| world.crash(*server)).collect()
         }
     }
-}
-
-/// Forks when the writer is at rest and, unless that is the flaw, between two rounds of the control task.
-async fn fork(client: &Client, world: &World) -> Result<Box<Client>, String> {
-    client.is_resting.set(true);
-    while client.is_putting.get() {
-        world.sleep(MS).await;
-    }
-    let child = match client.flaw {
-        Flaw::ForksBesideRepairs => client.fork(&mut Links::default()).await.map(Box::new),
-        _ => {
-            client.wants_child.set(true);
-            while client.wants_child.get() {
-                world.sleep(MS).await;
-            }
-            client.child.take()
-        }
-    };
-    client.is_resting.set(false);
-    child.ok_or_else(|| "a fork is refused".into())
-}
-
-/// Checks that a child has the pages as they were, also when it has made its copies anew, and can change
-/// them.
-async fn goes_on(child: &Client, world: &World, story: Story) -> Result<(), String> {
-    let mut links = Links::default();
-    let is_at_rest = || {
-        let replicator = child.replicator.borrow();
-        replicator.replicas_missing() == 0 && replicator.up().len() == child.servers_known()
-    };
-    for round in 0.. {
-        child.control(&mut links).await;
-        match round {
-            10.. if is_at_rest() => break,
-            400.. => return Err("replicas are still missing long after".into()),
-            _ => world.sleep(100 * MS).await,
-        }
-    }
-    promises(child, story)?;
-    let pages: Vec<(u64, u64)> =
-        child.done.borrow().iter().map(|page| (*page.0, *page.1)).collect();
-    for (page, version) in pages {
-        if !child.get(&mut links, page, version).await {
-            return Err(format!("page {page} is lost"));
-        }
-        let (page, version) = (page, version + 1_000_000);
-        if !child.put(&mut links, page, version).await
-            || !child.get(&mut links, page, version).await
-        {
-            return Err(format!("page {page} cannot be changed"));
-        }
-    }
-    child.end(&mut links).await;
-    Ok(())
 }
 
 fn some_in_trouble(
