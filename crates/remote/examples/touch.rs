@@ -12,7 +12,8 @@
 //!
 //! No device writes to this memory, so its pages are evicted by the cheapest method.
 //! `PAGETAX_REMOTE_EVICTION=moved` or `copied` chooses that method for all pages. With
-//! `PAGETAX_REMOTE_SERVING=in-place` threads serve their own faults.
+//! `PAGETAX_REMOTE_SERVING=in-place` threads serve their own faults, with `PAGETAX_REMOTE_AWAKE` idle CPUs
+//! stay awake, and with `PAGETAX_REMOTE_INSECURE` servers may be beyond loopback.
 
 use pagetax_core::access::Rng;
 use pagetax_remote::client::cluster::{self, Cluster};
@@ -81,6 +82,7 @@ fn map(
     let servers = servers.split(',').map(String::from).collect();
     let options = cluster::ClusterOptions {
         copies: copies.parse()?,
+        insecure: std::env::var_os("PAGETAX_REMOTE_INSECURE").is_some(),
         ..cluster::ClusterOptions::new(servers)
     };
     let store: Arc<dyn PageStore> = Arc::new(Cluster::connect(options)?);
@@ -92,6 +94,7 @@ fn map(
     let options = PagerOptions {
         eviction_method,
         serving: serving(),
+        keep_awake: std::env::var_os("PAGETAX_REMOTE_AWAKE").is_some(),
         ..PagerOptions::resident(resident_bytes)
     };
     Ok(RemoteRegion::map(store, mib.parse::<u64>()? << 20, options)?)

@@ -203,6 +203,24 @@ fn redis_cluster_keeps_its_word() {
     assert!(nodes.iter().all(count), "stores that end leave no keys");
 }
 
+/// Checks the rights that docs/remote.md names.
+#[test]
+fn a_user_of_few_rights_can_keep_pages_in_a_cluster() {
+    let Some(nodes) = RedisServer::start_cluster(3) else { return };
+    let rights = "~pagetax:* +@hash +@keyspace +@connection +info +cluster|nodes +cluster|slots";
+    for node in &nodes {
+        let said = node.say(&format!("ACL SETUSER pages on >word {rights}"));
+        assert_eq!(said.trim(), "+OK");
+    }
+    let url = url_of(&nodes).replace("://", "://pages:word@");
+    let options = EngineOptions { copies: 2, ..EngineOptions::new(url) };
+    suite::all(&mut || Box::new(RedisStore::connect(options.clone()).unwrap()));
+    let missing = "-info";
+    nodes.iter().for_each(|node| drop(node.say(&format!("ACL SETUSER pages {missing}"))));
+    let refused = RedisStore::connect(options).unwrap_err().to_string();
+    assert!(refused.contains("'info'"), "{refused}");
+}
+
 #[test]
 fn redis_that_may_drop_pages_is_refused() {
     for policy in ["allkeys-lru", "allkeys-random", "volatile-ttl"] {

@@ -9,6 +9,7 @@ mod culprits;
 mod diagnose;
 mod engine;
 mod faults;
+mod link;
 mod live;
 mod mosaics;
 mod noise;
@@ -72,6 +73,11 @@ const BENCHES: &[Bench] = &[
         name: "culprits",
         what: "the process and cgroup that stat names for kswapd in a guest of 1 GB (limit: 9 of 10)",
         run: |_| culprits::run(),
+    },
+    Bench {
+        name: "link",
+        what: "page-ins over a link with a rate and a delay beside a ping-pong (limit: 3 times its p99)",
+        run: |_| link::run(),
     },
     Bench {
         name: "anon-fault",

@@ -23,11 +23,11 @@ const FLOOR_STREAM_C: &str = "xtask/src/bench/remote_floor_stream.c";
 const FLOOR_THREADS_C: &str = "xtask/src/bench/remote_floor_threads.c";
 /// The pager's checksum of a page, for the floors.
 const PAGE_SUM: &str = "target/release/examples/libpage_sum.a";
-const TOUCH: &str = "target/release/examples/touch";
+pub const TOUCH: &str = "target/release/examples/touch";
 /// The memory limit of each server.
 const MEMORY: &str = "4G";
 /// The variable by which `touch` chooses the thread that serves faults.
-const SERVING: &str = "PAGETAX_REMOTE_SERVING";
+pub const SERVING: &str = "PAGETAX_REMOTE_SERVING";
 const ANYWHERE: &str = "127.0.0.1:0";
 /// Alternating rounds of the floor and of cold page-ins.
 const ROUNDS: usize = 5;
@@ -53,7 +53,7 @@ const THREADS: usize = 8;
 const SWAP_MIB: u64 = 2048;
 
 /// The thread that serves faults (the pager's, or the program's own in place), and its suffix in names.
-const SERVINGS: [(&str, &str); 2] = [("thread", ""), ("in-place", ", in place")];
+pub const SERVINGS: [(&str, &str); 2] = [("thread", ""), ("in-place", ", in place")];
 
 /// A name and the CPU that the program is tied to, if it is; everything else may run anywhere.
 type Place = (&'static str, Option<&'static str>);
@@ -101,18 +101,7 @@ pub fn run(parts: &[String]) -> Result<Outcome> {
     }
     let asked = |name: &str| parts.is_empty() || parts.iter().any(|part| part == name);
     let pagetax = pagetax()?;
-    let packages = ["--package", "pagetax-remote", "--package", "pagetax-remote-preload"];
-    let targets = ["--lib", "--example", "touch"];
-    shell::cargo(&[&["build", "--quiet", "--release"][..], &packages, &targets].concat())?;
-    shell::cargo(&[
-        "build",
-        "--quiet",
-        "--release",
-        "-p",
-        "pagetax-remote",
-        "--example",
-        "page_sum",
-    ])?;
+    build_touch()?;
     let mut findings = Findings::default();
     let folder = tempfile::tempdir_in("target")?;
     // A swap file in it can be removed when it is none any more.
@@ -141,6 +130,15 @@ pub fn run(parts: &[String]) -> Result<Outcome> {
     })
 }
 
+/// Builds `touch`, the preloaded library and the checksum for the floors.
+pub fn build_touch() -> Result<()> {
+    let packages = ["--package", "pagetax-remote", "--package", "pagetax-remote-preload"];
+    let targets = ["--lib", "--example", "touch"];
+    shell::cargo(&[&["build", "--quiet", "--release"][..], &packages, &targets].concat())?;
+    let sum = ["-p", "pagetax-remote", "--example", "page_sum"];
+    shell::cargo(&[&["build", "--quiet", "--release"][..], &sum].concat())
+}
+
 /// Starts two servers, for two copies.
 pub fn two_servers(pagetax: &str) -> Result<[Server; 2]> {
     let start = || Server::start(pagetax, MEMORY, ANYWHERE);
@@ -148,11 +146,11 @@ pub fn two_servers(pagetax: &str) -> Result<[Server; 2]> {
 }
 
 /// Runs a command that prints one line of JSON.
-fn measure(command: &mut Command) -> Result<Value> {
+pub fn measure(command: &mut Command) -> Result<Value> {
     Ok(serde_json::from_str(shell::output(command.stdin(Stdio::null()))?.trim())?)
 }
 
-fn us(ns: f64) -> String {
+pub fn us(ns: f64) -> String {
     format!("{:.1} µs", ns / 1000.0)
 }
 
@@ -160,7 +158,7 @@ fn thousand(rate: f64) -> String {
     format!("{:.0}k/s", rate / 1000.0)
 }
 
-fn compiled(source: &str, program: &Path) -> Result<PathBuf> {
+pub fn compiled(source: &str, program: &Path) -> Result<PathBuf> {
     let mut cc = Command::new("cc");
     shell::succeed(cc.args(["-O2", "-pthread", source, PAGE_SUM, "-lm", "-o"]).arg(program))?;
     Ok(program.to_path_buf())

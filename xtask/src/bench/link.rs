@@ -1,0 +1,147 @@
+//! Cold page-ins over a link with a rate and a delay, beside a bare ping-pong on the same path.
+//!
+//! The servers are in a network namespace of their own, on CPU 1; the program is on CPU 0. A relay before each
+//! server holds every request back for 30 µs, and the ping-pong goes through such a relay too.
+
+use super::remote::{SERVING, SERVINGS, TOUCH, build_touch, compiled, measure, us};
+use super::serve::Server;
+use super::{Outcome, median, number, pagetax};
+use crate::at_end::AtEnd;
+use crate::shell;
+use anyhow::{Context, Result, ensure};
+use serde_json::json;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+const SOURCE: &str = "xtask/src/bench/link.c";
+/// The addresses of the two ends. The network is for documentation, so no machine has it.
+const RATE: &str = "10gbit";
+const DELAY_NS: &str = "30000";
+const ROUNDS: usize = 5;
+/// The goal: the 99th percentile of a page-in, in those of a ping-pong.
+const RATIO_MAX: f64 = 3.0;
+const MEMORY: &str = "512M";
+const NEAR: &str = "192.0.2.1";
+const FAR: &str = "192.0.2.2";
+/// The ports of the relays: to the two servers, and to the echo.
+const PORTS: [&str; 3] = ["7171", "7172", "7173"];
+const ECHO_PORT: &str = "7174";
+
+/// A program at the far end, which is killed when this is dropped.
+struct FarEnd {
+    child: Child,
+    /// Kills it, should we be killed.
+    _guard: AtEnd,
+}
+
+impl Drop for FarEnd {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Two ends of a link: this network namespace, and another one.
+struct Link {
+    namespace: String,
+    _remove: AtEnd,
+}
+
+impl Link {
+    fn make() -> Result<Link> {
+        let namespace = format!("pagetax-{}", std::process::id());
+        let near = format!("ptx{}", std::process::id() % 1_000_000);
+        let remove = AtEnd::run(&format!("ip netns delete {namespace}"))?;
+        let script = format!(
+            "set -e; ip netns add {namespace}; in='ip netns exec {namespace}'
+             ip link add {near} type veth peer name far netns {namespace}
+             ip addr add {NEAR}/30 dev {near}; ip link set {near} up
+             $in ip link set lo up; $in ip addr add {FAR}/30 dev far; $in ip link set far up
+             tc qdisc add dev {near} root tbf rate {RATE} burst 256kb latency 2ms
+             $in tc qdisc add dev far root tbf rate {RATE} burst 256kb latency 2ms"
+        );
+        shell::succeed(Command::new("sh").args(["-c", &script]))
+            .context("a link between network namespaces takes root, iproute2, veth and sch_tbf")?;
+        Ok(Link { namespace, _remove: remove })
+    }
+
+    /// Starts a program at the far end, and waits for its first line.
+    fn start(&self, program: &Path, words: &[&str]) -> Result<FarEnd> {
+        let mut far = Command::new("ip");
+        far.args(["netns", "exec", &self.namespace, "taskset", "-c", "1"]);
+        far.arg(program).args(words).stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut child = far.spawn()?;
+        let guard = AtEnd::run(&format!("kill -9 {} 2> /dev/null || true", child.id()))?;
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().context("a pipe")?).read_line(&mut line)?;
+        let end = FarEnd { child, _guard: guard };
+        ensure!(line.trim() == "up", "{} {words:?} does not start", program.display());
+        Ok(end)
+    }
+
+    /// Starts a memory server at the far end.
+    fn serve(&self, folder: &Path, pagetax: &str) -> Result<Server> {
+        let script = folder.join("pagetax-far");
+        let line = format!("#!/bin/sh\nexec ip netns exec {} {pagetax} \"$@\"\n", self.namespace);
+        std::fs::write(&script, line)?;
+        shell::succeed(Command::new("chmod").arg("+x").arg(&script))?;
+        let server = Server::start(&script.to_string_lossy(), MEMORY, "127.0.0.1:0")?;
+        server.pin("1")?;
+        Ok(server)
+    }
+}
+
+/// Runs the benchmark.
+pub fn run() -> Result<Outcome> {
+    let pagetax = std::fs::canonicalize(pagetax()?)?.display().to_string();
+    build_touch()?;
+    let folder = tempfile::tempdir()?;
+    let program: PathBuf = compiled(SOURCE, &folder.path().join("link"))?;
+    let link = Link::make()?;
+    let servers = [(); 2].map(|()| link.serve(folder.path(), &pagetax));
+    let servers = servers.into_iter().collect::<Result<Vec<_>>>()?;
+    let _echo = link.start(&program, &["echo", ECHO_PORT])?;
+    let targets = servers.iter().map(|server| server.address.rsplit(':').next().unwrap_or(""));
+    let relays = PORTS.iter().zip(targets.chain([ECHO_PORT]));
+    let _relays = relays
+        .map(|(port, target)| link.start(&program, &["relay", FAR, port, target, DELAY_NS]))
+        .collect::<Result<Vec<_>>>()?;
+    let both = format!("{FAR}:{},{FAR}:{}", PORTS[0], PORTS[1]);
+    let (mut pings, mut colds) = (Vec::new(), [const { Vec::new() }; SERVINGS.len()]);
+    for _ in 0..ROUNDS {
+        let mut ping = Command::new("taskset");
+        let text =
+            shell::output(ping.args(["-c", "0"]).arg(&program).args(["ping", FAR, PORTS[2]]))?;
+        let bare: Vec<f64> = text.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
+        pings.push([bare[0], bare[1]]);
+        for (colds, (serving, _)) in colds.iter_mut().zip(SERVINGS) {
+            let mut touch = Command::new("taskset");
+            touch.args(["-c", "0", TOUCH, "cold", "64", &both, "2"]);
+            touch.env(SERVING, serving).env("PAGETAX_REMOTE_INSECURE", "1");
+            let cold = measure(&mut touch)?;
+            colds.push([number(&cold, "/p50_ns")?, number(&cold, "/p99_ns")?]);
+        }
+    }
+    let mut rows = Vec::new();
+    let mut row = |name: &str, all: &[[f64; 2]]| -> f64 {
+        let [p50, p99] = [0, 1].map(|at| median(all.iter().map(|one| one[at])));
+        let ratio = median(all.iter().zip(&pings).map(|(one, ping)| one[1] / ping[1]));
+        rows.push(vec![name.into(), us(p50), us(p99), format!("{ratio:.2}")]);
+        ratio
+    };
+    row("ping-pong: 32 bytes, and a page back", &pings);
+    let names = SERVINGS.map(|(_, how)| format!("cold page-in, 2 copies{how}"));
+    let ratios: Vec<f64> = names.iter().zip(&colds).map(|(name, colds)| row(name, colds)).collect();
+    Ok(Outcome {
+        headings: vec!["", "p50", "p99", "p99 ÷ ping-pong"],
+        rows,
+        json: json!({"ping_p50_p99_ns": pings, "cold_p50_p99_ns": colds}),
+        promise: (
+            format!(
+                "the 99th percentile of a page-in is at most {RATIO_MAX} times that of a ping-pong"
+            ),
+            ratios.iter().all(|ratio| *ratio <= RATIO_MAX),
+        ),
+    })
+}
