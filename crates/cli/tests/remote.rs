@@ -5,6 +5,7 @@ mod serve;
 
 use paged::{program_of_the_library, right_answer, start};
 use serve::{PAGETAX, Serve};
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -180,6 +181,49 @@ print(*grow(2), flush=True)
     assert!(paged.status.success(), "{errors}");
     assert_eq!(String::from_utf8_lossy(&paged.stdout), String::from_utf8_lossy(&plain.stdout));
     assert!(errors.contains(" page_in_count "), "nothing was paged: {errors}");
+}
+
+/// Checks that children start while one of two servers is away: at once after a fork, and as soon as it is
+/// back after an exec.
+#[test]
+fn children_start_while_a_server_is_away() {
+    let mut servers = [Serve::any("64M"), Serve::any("64M")];
+    let addresses = servers.each_ref().map(|server| server.address.clone());
+    let script = "
+import os, subprocess, sys
+print('up', flush=True)
+sys.stdin.readline()
+pid = os.fork()
+if pid == 0:
+    print('forked', flush=True)
+    os._exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+print(subprocess.run(['/bin/echo', 'executed'], capture_output=True, text=True), flush=True)
+";
+    let mut child = Command::new(PAGETAX)
+        .args(["remote", "--resident", "64M", "--servers", &addresses.join(","), "--copies", "2"])
+        .args(["--", "/usr/bin/python3", "-c", script])
+        .env_remove("LD_PRELOAD")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = BufReader::new(child.stdout.take().unwrap()).lines();
+    if said.next().is_none() {
+        println!("SKIP: {}", String::from_utf8_lossy(&child.wait_with_output().unwrap().stderr));
+        return;
+    }
+    servers[1].kill();
+    child.stdin.as_mut().unwrap().write_all(b"go\n").unwrap();
+    let forked: Vec<String> = said.by_ref().take(2).map(Result::unwrap).collect();
+    assert_eq!(forked, ["forked", "7"]);
+    let _back = Serve::start("64M", &addresses[1], &[]);
+    let executed = said.next().unwrap().unwrap();
+    let output = child.wait_with_output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(executed.contains("returncode=0, stdout='executed"), "{executed}{errors}");
+    assert!(output.status.success(), "{errors}");
 }
 
 /// The kernel itself reads and writes missing pages.

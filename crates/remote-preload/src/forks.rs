@@ -169,11 +169,15 @@ fn take_child_store() -> Option<ChildStore> {
     ManuallyDrop::into_inner(CHILD_STORE.replace(ManuallyDrop::new(None)))
 }
 
-/// Returns the store of the next child, if pages are in a store that it does not inherit. Eviction is
-/// stopped, so that this stays true until the fork. The caller holds [`FORK_LOCK`]: a child of another
-/// thread would find the locks held that this takes.
+/// Returns the store of the next child, unless it inherits one. A child whose memory is all resident can
+/// do without, and opens a store of its own. Eviction is stopped, so that this stays true until the
+/// fork. The caller holds [`FORK_LOCK`]: a child of another thread would find the locks held that
+/// this takes.
 fn child_store(paged: &'static Paged) -> Result<Option<ChildStore>, String> {
-    if paged.can_fork() { Ok(None) } else { paged.fork_store().map(Some) }
+    if paged.is_store_inherited() {
+        return Ok(None);
+    }
+    paged.fork_store().map(Some).or_else(|why| if paged.can_fork() { Ok(None) } else { Err(why) })
 }
 
 /// Forks through a function of the C library, unless the child could not have the memory.

@@ -5,7 +5,9 @@ use crate::space::Space;
 use crate::{local, private, stderr, threads};
 use pagetax_core::units::Bytes;
 use pagetax_remote::page::PAGE_BYTES;
-use pagetax_remote::pager::{PagerOptions, RemoteRegion, Serving, StoreInChild, UffdError, probe};
+use pagetax_remote::pager::{
+    Log, PagerOptions, RemoteRegion, Serving, StoreInChild, UffdError, probe,
+};
 use pagetax_remote::preloaded::{Settings, StoreSettings};
 use pagetax_remote::store::ChildStore;
 use std::mem::ManuallyDrop;
@@ -111,6 +113,10 @@ pub fn paged_at(at: *const u8) -> Option<&'static Paged> {
     PAGED.get().filter(|paged| paged.contains(at as usize))
 }
 
+fn logger() -> Log {
+    Arc::new(log)
+}
+
 impl Paged {
     fn start(settings: Settings) -> Result<Paged, String> {
         let settings = match settings.store {
@@ -122,13 +128,13 @@ impl Paged {
         };
         let options = PagerOptions {
             overcommit: true,
-            log: Some(Arc::new(log)),
+            log: Some(logger()),
             spin: settings.spin,
             eviction_method: settings.eviction_method,
             keep_awake: settings.keep_awake,
             ..PagerOptions::resident(settings.resident.0)
         };
-        let store = settings.store.open(Some(Arc::new(log)))?;
+        let store = settings.open_store(&logger())?;
         let region = RemoteRegion::map(store, settings.address_space.0, options);
         let region = ManuallyDrop::new(region.map_err(|error| error.to_string())?);
         let pages = region.len() / PAGE_BYTES;
@@ -210,7 +216,7 @@ impl Paged {
         let store = match child_store {
             _ if self.region.is_store_inherited() => StoreInChild::Inherited,
             Some(open) => StoreInChild::WithPages(open().map_err(|error| error.to_string())?),
-            None => StoreInChild::Empty(self.settings.store.open(Some(Arc::new(log)))?),
+            None => StoreInChild::Empty(self.settings.open_store(&logger())?),
         };
         self.region.restart_in_child(store).map_err(|error| error.to_string())
     }

@@ -11,7 +11,8 @@ use pagetax_core::units::Bytes;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 const RESIDENT: &str = "PAGETAX_REMOTE_RESIDENT";
 const ADDRESS_SPACE: &str = "PAGETAX_REMOTE_ADDRESS_SPACE";
@@ -163,6 +164,21 @@ impl Settings {
         variables
     }
 
+    /// Opens the store. A descendant waits for servers that do not answer, as its program would: the
+    /// program cannot know that it has to try again.
+    ///
+    /// # Errors
+    /// A line for the user, if the store cannot be opened.
+    pub fn open_store(&self, log: &Log) -> Result<Arc<dyn PageStore>, String> {
+        let until = Instant::now() + self.store.unreachable();
+        loop {
+            match self.store.open(Some(log.clone())) {
+                Err(_) if self.is_descendant() && Instant::now() < until => sleep(OPEN_PAUSE),
+                done => return done,
+            }
+        }
+    }
+
     /// Returns true if this process is a descendant of the one that was to be paged.
     pub fn is_descendant(&self) -> bool {
         self.program.is_some_and(|number| number != std::process::id())
@@ -193,6 +209,9 @@ impl Settings {
     }
 }
 
+/// The pause before the next try of a descendant to open its store.
+const OPEN_PAUSE: Duration = Duration::from_millis(100);
+
 impl StoreSettings {
     fn to_environment(&self) -> Vec<(&'static str, OsString)> {
         match self {
@@ -209,6 +228,15 @@ impl StoreSettings {
         let servers = ServerSettings::from_environment()?.map(StoreSettings::Servers);
         let inside = number(EMBEDDED)?.map(|bytes| StoreSettings::Inside(Bytes(bytes)));
         Ok(servers.or(inside).unwrap_or_default())
+    }
+
+    /// Returns the time for which a program waits for servers that do not answer.
+    fn unreachable(&self) -> Duration {
+        match self {
+            StoreSettings::Inside(_) => Duration::ZERO,
+            StoreSettings::Servers(servers) => servers.unreachable,
+            StoreSettings::Engine(engine) => engine.unreachable,
+        }
     }
 
     /// Opens the store. It logs events that its owner should see.

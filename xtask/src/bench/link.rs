@@ -15,15 +15,15 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 const SOURCE: &str = "xtask/src/bench/link.c";
-/// The addresses of the two ends. The network is for documentation, so no machine has it.
+/// The addresses of the two ends, of a network for documentation.
 const RATE: &str = "10gbit";
 const DELAY_NS: &str = "30000";
 const ROUNDS: usize = 5;
 /// The goal: the 99th percentile of a page-in, in those of a ping-pong.
 const RATIO_MAX: f64 = 3.0;
 const MEMORY: &str = "512M";
-const NEAR: &str = "192.0.2.1";
-const FAR: &str = "192.0.2.2";
+const NEAR: &str = "198.51.100.1";
+const FAR: &str = "198.51.100.2";
 /// The ports of the relays: to the two servers, and to the echo.
 const PORTS: [&str; 3] = ["7171", "7172", "7173"];
 const ECHO_PORT: &str = "7174";

@@ -115,6 +115,7 @@ pub fn run(parts: &[String]) -> Result<Outcome> {
     }
     if asked(NOT_TIED) {
         rates(&mut findings, &pagetax, folder.path(), ANY_CPU, 1, &mut || Ok(()))?;
+        awake_beside_tied(&mut findings, &pagetax)?;
     }
     let programs: Vec<&str> = remote_programs::names().filter(|name| asked(name)).collect();
     if !programs.is_empty() {
@@ -415,6 +416,29 @@ fn throughput(
     let published =
         ["NMS report (2003)", "2 servers", "1.0–1.8k/s", "3.7k/s", "1.3k/s, 230–300 µs"];
     findings.row(&published, json!({"what": "NMS report (2003)"}));
+    Ok(())
+}
+
+/// Measures a region by a program that is tied to a CPU and by one that is not while idle CPUs are kept
+/// awake, in turns.
+fn awake_beside_tied(findings: &mut Findings, pagetax: &str) -> Result<()> {
+    let [mut tied, mut awake] = [const { Vec::new() }; 2];
+    for _ in 0..RATE_ROUNDS {
+        for (runs, place, is_awake) in [(&mut tied, PINNED, false), (&mut awake, ANY_CPU, true)] {
+            let server = Server::start(pagetax, MEMORY, ANYWHERE)?;
+            let mut touch = paged(&server, place, SERVINGS[0].0);
+            if is_awake {
+                touch.env("PAGETAX_REMOTE_AWAKE", "1");
+            }
+            runs.push(measure(&mut touch)?);
+        }
+    }
+    let [tied, awake] = [medians(&tied)?, medians(&awake)?];
+    row_of(findings, "pagetax, 1 copy", PINNED.0, &tied)?;
+    row_of(findings, "pagetax, 1 copy, --awake", ANY_CPU.0, &awake)?;
+    let rate = |result: &Value| number(result, "/rewrite/faults_per_s");
+    let what = "rewrite, any CPU with --awake ÷ tied";
+    findings.promise(what, rate(&awake)? / rate(&tied)?, 0.9, false);
     Ok(())
 }
 
