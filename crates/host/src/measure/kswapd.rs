@@ -47,9 +47,8 @@ pub struct KswapdCounters {
     kswapd_ns: Option<u64>,
     vmstat: BTreeMap<String, u64>,
     meminfo: BTreeMap<&'static str, u64>,
-    zones: Vec<Zone>,
-    /// The zones with boosted watermarks, at all looks since the counters before, and the number of looks.
-    boosted: (Vec<Zone>, u64),
+    /// The zones at each look since the counters before: a boost comes and goes.
+    zones: Vec<Vec<Zone>>,
     free_blocks: Option<Vec<u64>>,
     /// Memory cgroups within a twentieth of their limit, or above their soft limit.
     full_cgroups: Vec<String>,
@@ -100,8 +99,7 @@ impl KswapdCounters {
             kswapd_ns,
             vmstat,
             meminfo,
-            boosted: (boosted_zones(&zones).cloned().collect(), 1),
-            zones,
+            zones: vec![zones],
             free_blocks: Fragmentation::usable(root).ok().map(|blocks| blocks.free_blocks),
             full_cgroups: full_cgroups(root),
             missing,
@@ -175,15 +173,15 @@ fn visit(root: &Root, folder: &str, depth: u32, each: &mut impl FnMut(&str)) {
 /// Watches for so long, and decides.
 pub fn watch(root: &Root, time: Duration) -> KswapdDecision {
     let before = KswapdCounters::read(root);
-    let (mut boosted, mut looks) = before.boosted.clone();
+    let mut looks = before.zones.clone();
     let end = Instant::now() + time;
     while Instant::now() < end {
         std::thread::sleep(LOOK_INTERVAL.min(end - Instant::now()));
-        let zones = root.text("/proc/zoneinfo").map(|text| zones(&text)).unwrap_or_default();
-        boosted.extend(boosted_zones(&zones).cloned());
-        looks += 1;
+        looks.push(root.text("/proc/zoneinfo").map(|text| zones(&text)).unwrap_or_default());
     }
-    let now = KswapdCounters { boosted: (boosted, looks), ..KswapdCounters::read(root) };
+    let mut now = KswapdCounters::read(root);
+    looks.append(&mut now.zones);
+    now.zones = looks;
     decide(&before, &now)
 }
 
@@ -273,24 +271,26 @@ impl Zone {
 }
 
 fn zones_that_matter(counters: &KswapdCounters) -> impl Iterator<Item = &Zone> {
-    counters.zones.iter().filter(|zone| zone.matters())
+    counters.zones.last().into_iter().flatten().filter(|zone| zone.matters())
 }
 
 fn boosted(looks: &Looks<'_>) -> Option<KswapdCause> {
-    let (boosted, look_count) = &looks.now.boosted;
+    let all = &looks.now.zones;
+    let boosted: Vec<&Zone> = all.iter().flat_map(|zones| boosted_zones(zones)).collect();
     let zone = boosted.iter().max_by_key(|zone| zone.boost)?;
     let alone = boosted.iter().filter(|zone| zone.is_balanced_without_boost()).count();
+    let count = all.iter().filter(|zones| boosted_zones(zones).next().is_some()).count();
     Some(cause(
         "boosted_watermarks",
         "fragmentation has raised the watermarks for some time",
         2 * alone >= boosted.len(),
         format!(
-            "zone {}: boost {} pages, free {}, high {}; boosted at {} of {look_count} looks",
+            "zone {}: boost {} pages, free {}, high {}; boosted at {count} of {} looks",
             zone.name,
             zone.boost,
             zone.free,
             zone.high,
-            boosted.len(),
+            all.len(),
         ),
         "sysctl vm.watermark_boost_factor=0",
     ))
@@ -312,18 +312,27 @@ fn unbalanced(looks: &Looks<'_>) -> Option<KswapdCause> {
     ))
 }
 
+/// Returns true if kswapd has no reason to work for single pages: all zones are above their watermarks.
+fn are_balanced(zones: &[Zone]) -> bool {
+    let mut zones = zones.iter().filter(|zone| zone.matters()).peekable();
+    zones.peek().is_some() && zones.all(|zone| zone.free > zone.high)
+}
+
 fn high_order(looks: &Looks<'_>) -> Option<KswapdCause> {
-    let mut zones = zones_that_matter(looks.now).peekable();
-    zones.peek()?;
-    let has_free = zones.all(|zone| zone.free > zone.high);
+    let all = &looks.now.zones;
+    let balanced = all.iter().filter(|zones| are_balanced(zones)).count();
     let blocks = huge_blocks(looks.now.free_blocks.as_ref()?);
     let wakes = looks.sum(&["compact_daemon_wake", "compact_stall", "thp_fault_fallback"]);
-    (has_free && (blocks == 0 || wakes > 0)).then(|| {
+    (4 * balanced >= all.len() && (blocks == 0 || wakes > 0)).then(|| {
         cause(
             "high_order",
             "large free blocks are asked for, and free memory is in pieces",
-            blocks == 0,
-            format!("all zones are above their watermarks; {blocks} free blocks of 2 MiB; {wakes} requests to compact"),
+            2 * balanced >= all.len(),
+            format!(
+                "all zones are above their watermarks at {balanced} of {} looks; {blocks} free blocks of 2 MiB; \
+                 {wakes} requests to compact",
+                all.len()
+            ),
             "echo madvise > /sys/kernel/mm/transparent_hugepage/defrag; sysctl vm.compaction_proactiveness=50",
         )
     })
@@ -443,7 +452,7 @@ mod tests {
             high: 9_000,
             managed: 500_000,
         };
-        before.zones = vec![zone("0 DMA32"), zone("0 Normal")];
+        before.zones = vec![vec![zone("0 DMA32"), zone("0 Normal")]];
         before.free_blocks = Some(vec![0, 0, 0, 0, 0, 0, 0, 0, 0, 9, 9]);
         let mut now = before.clone();
         now.taken += Duration::from_secs(1);
@@ -473,15 +482,15 @@ mod tests {
         assert_eq!(first(|now| count(now, "workingset_refault_anon", 40_000)), "working_set");
         assert_eq!(first(|now| now.meminfo.extend([("unevictable", 3 << 30)])), "locked");
         let in_pieces = |now: &mut KswapdCounters| {
-            now.zones.iter_mut().for_each(|zone| zone.free = 90_000);
+            now.zones[0].iter_mut().for_each(|zone| zone.free = 90_000);
             now.free_blocks = Some(vec![90_000, 8_000, 10]);
         };
         assert_eq!(first(in_pieces), "high_order");
         // The boost has come and gone between the two looks.
         let boosted = |free: u64| {
             move |now: &mut KswapdCounters| {
-                let zone = Zone { boost: 4_500, high: 13_500, free, ..now.zones[1].clone() };
-                now.boosted = (vec![zone], 50);
+                let zone = Zone { boost: 4_500, high: 13_500, free, ..now.zones[0][1].clone() };
+                now.zones.insert(0, vec![zone]);
             }
         };
         assert_eq!(first(boosted(9_500)), "boosted_watermarks");
@@ -491,7 +500,7 @@ mod tests {
             count(now, "workingset_refault_anon", 40_000);
         };
         assert_eq!(first(short), "working_set");
-        assert_eq!(first(|now| now.zones[0].free = 400_000), "unbalanced");
+        assert_eq!(first(|now| now.zones[0][0].free = 400_000), "unbalanced");
         assert_eq!(first(|now| count(now, "nr_vmscan_immediate_reclaim", 30_000)), "dirty");
         let full = |now: &mut KswapdCounters| {
             now.meminfo.extend([("swap_free", 0), ("anon", 3 << 30)]);
@@ -530,7 +539,8 @@ mod tests {
     fn zones_of_a_captured_machine() {
         let counters = KswapdCounters::read(&captured());
         assert!(
-            counters.zones.len() >= 2 && counters.zones.iter().all(|zone| zone.high > zone.low)
+            counters.zones[0].len() >= 2
+                && counters.zones[0].iter().all(|zone| zone.high > zone.low)
         );
         assert!(counters.meminfo["total"] > 1 << 30);
         let nothing = KswapdCounters::read(&Root::at("/nonexistent"));
