@@ -321,13 +321,15 @@ fn are_balanced(zones: &[Zone]) -> bool {
 fn high_order(looks: &Looks<'_>) -> Option<KswapdCause> {
     let all = &looks.now.zones;
     let balanced = all.iter().filter(|zones| are_balanced(zones)).count();
+    // A boost, too, makes kswapd work for zones that have memory, and wakes the compaction.
+    let is_boosted = all.iter().any(|zones| boosted_zones(zones).next().is_some());
     let blocks = huge_blocks(looks.now.free_blocks.as_ref()?);
     let wakes = looks.sum(&["compact_daemon_wake", "compact_stall", "thp_fault_fallback"]);
     (4 * balanced >= all.len() && (blocks == 0 || wakes > 0)).then(|| {
         cause(
             "high_order",
             "large free blocks are asked for, and free memory is in pieces",
-            2 * balanced >= all.len(),
+            !is_boosted && 2 * balanced >= all.len(),
             format!(
                 "all zones are above their watermarks at {balanced} of {} looks; {blocks} free blocks of 2 MiB; \
                  {wakes} requests to compact",
