@@ -325,11 +325,13 @@ fn high_order(looks: &Looks<'_>) -> Option<KswapdCause> {
     let is_boosted = all.iter().any(|zones| boosted_zones(zones).next().is_some());
     let blocks = huge_blocks(looks.now.free_blocks.as_ref()?);
     let wakes = looks.sum(&["compact_daemon_wake", "compact_stall", "thp_fault_fallback"]);
+    // A request needs as many pages as a huge page has, and kswapd frees them.
+    let explains_most = blocks == 0 || 2 * 512 * wakes >= looks.work().1;
     (4 * balanced >= all.len() && (blocks == 0 || wakes > 0)).then(|| {
         cause(
             "high_order",
             "large free blocks are asked for, and free memory is in pieces",
-            !is_boosted && 2 * balanced >= all.len(),
+            explains_most && !is_boosted && 2 * balanced >= all.len(),
             format!(
                 "all zones are above their watermarks at {balanced} of {} looks; {blocks} free blocks of 2 MiB; \
                  {wakes} requests to compact",
