@@ -270,10 +270,6 @@ impl Zone {
     }
 }
 
-fn zones_that_matter(counters: &KswapdCounters) -> impl Iterator<Item = &Zone> {
-    counters.zones.last().into_iter().flatten().filter(|zone| zone.matters())
-}
-
 fn boosted(looks: &Looks<'_>) -> Option<KswapdCause> {
     let all = &looks.now.zones;
     let boosted: Vec<&Zone> = all.iter().flat_map(|zones| boosted_zones(zones)).collect();
@@ -296,20 +292,36 @@ fn boosted(looks: &Looks<'_>) -> Option<KswapdCause> {
     ))
 }
 
-fn unbalanced(looks: &Looks<'_>) -> Option<KswapdCause> {
-    let large = || zones_that_matter(looks.now).filter(|zone| zone.managed > 8 * zone.high);
+/// Returns a zone that is short of memory, and another one that has plenty.
+fn short_and_rich(zones: &[Zone]) -> Option<(&Zone, &Zone)> {
+    let large = || zones.iter().filter(|zone| zone.matters() && zone.managed > 8 * zone.high);
     let short = large().find(|zone| zone.free < zone.high)?;
     let rich = large().find(|zone| zone.name != short.name && zone.free > 8 * zone.high)?;
-    Some(cause(
-        "unbalanced",
-        "one node or zone is short of memory while another has plenty",
-        short.free < short.low,
-        format!(
-            "zone {}: free {} below {}; zone {}: free {}",
-            short.name, short.free, short.high, rich.name, rich.free
-        ),
-        "numactl --interleave=all COMMAND; sysctl vm.zone_reclaim_mode=0",
-    ))
+    Some((short, rich))
+}
+
+fn unbalanced(looks: &Looks<'_>) -> Option<KswapdCause> {
+    let all = &looks.now.zones;
+    let unbalanced: Vec<_> = all.iter().filter_map(|zones| short_and_rich(zones)).collect();
+    let (short, rich) = *unbalanced.last()?;
+    let count = unbalanced.len();
+    (4 * count >= all.len()).then(|| {
+        cause(
+            "unbalanced",
+            "one node or zone is short of memory while another has plenty",
+            2 * count >= all.len(),
+            format!(
+                "at {count} of {} looks; zone {}: free {} below {}; zone {}: free {}",
+                all.len(),
+                short.name,
+                short.free,
+                short.high,
+                rich.name,
+                rich.free
+            ),
+            "numactl --interleave=all COMMAND; sysctl vm.zone_reclaim_mode=0",
+        )
+    })
 }
 
 /// Returns true if kswapd has no reason to work for single pages: all zones are above their watermarks.

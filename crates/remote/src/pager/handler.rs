@@ -194,7 +194,10 @@ impl FaultHandler {
                     stored: shared.table.away().saturating_sub(shared.staged()),
                     dropped_since: shared.dropped_since(state),
                 };
-                let ahead = self.readahead.page_in(page, ahead, stored);
+                let ahead = match shared.options.prefetch {
+                    true => self.readahead.page_in(page, ahead, stored),
+                    false => Readahead::Nothing,
+                };
                 if ahead == Readahead::Nothing {
                     return self.pending.push(page);
                 }
