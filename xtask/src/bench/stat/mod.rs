@@ -10,7 +10,6 @@ use crate::shell::{self, pagetax};
 use anyhow::{Context, Result, ensure};
 use pagetax_host::sys::process::cpu_clock_ns;
 use serde_json::{Value, json};
-use std::collections::HashMap;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -99,8 +98,9 @@ pub fn run(parts: &[String]) -> Result<Outcome> {
             rows.push(vec![name.into(), direct, how, stat, off, own.clone()]);
             results.push(json!({"load": name, "direct_s": direct_s, "stat_s": stat_s, "own_share": seen.own_share}));
         };
-        let how =
-            load.event.map_or("by itself".into(), |event| format!("events {event}_begin, _end"));
+        let how = load
+            .event
+            .map_or("by itself".into(), |event| format!("events {event}_begin, _end, on a CPU"));
         compare(load.name, seen.direct_s, how, seen.stat_s);
         if let Some(delays) = seen.delays {
             let name = format!("{}, reclaim and reads alone", load.name);
@@ -199,7 +199,7 @@ fn measure(load: &StatLoad, program: &Path, file: &Path) -> Result<Measured> {
     ensure!(said.next().transpose()?.as_deref() == Some("up"), "{C_SOURCE} does not come up");
     let pid = child_of(child.id());
     let delays = || account.as_ref().map(|account| account.delays(pid)).transpose();
-    let trace = load.event.map(Trace::start).transpose()?;
+    let trace = load.event.map(|event| Trace::start(event, pid)).transpose()?;
     let document = tempfile::NamedTempFile::new()?;
     let json = format!("--json={}", document.path().display());
     let mut stat = Command::new(pagetax()?)
@@ -251,7 +251,8 @@ struct Trace {
 }
 
 impl Trace {
-    fn start(event: &str) -> Result<Trace> {
+    /// Starts to record an event of all tasks, and the moments at which this one gets and leaves a CPU.
+    fn start(event: &str, pid: u32) -> Result<Trace> {
         let folder =
             std::env::temp_dir().join(format!("pagetax-bench-trace-{}", std::process::id()));
         fs::create_dir_all(&folder)?;
@@ -265,14 +266,17 @@ impl Trace {
         for side in ["begin", "end"] {
             fs::write(instance.join(format!("events/{event}_{side}/enable")), "1")?;
         }
+        let switch = instance.join("events/sched/sched_switch");
+        fs::write(switch.join("filter"), format!("prev_pid=={pid} || next_pid=={pid}"))?;
+        fs::write(switch.join("enable"), "1")?;
         let begin = format!("{}_begin:", event.rsplit('/').next().unwrap_or(event));
         Ok(Trace { instance, begin, _end: end })
     }
 
-    /// Returns the time between the begin and the end events of a task.
+    /// Returns the CPU time of a task between its begin and its end events.
     fn seconds(&self, pid: u32) -> Result<f64> {
         let text = fs::read_to_string(self.instance.join("trace"))?;
-        let (mut open, mut sum) = (HashMap::new(), 0.0);
+        let (mut begun, mut left, mut off, mut sum) = (None, None, 0.0, 0.0);
         for line in text.lines().filter(|line| !line.starts_with('#')) {
             let Some((task, rest)) = line.split_once(" [") else { continue };
             let task = task.trim().rsplit('-').next().and_then(|word| word.parse::<u32>().ok());
@@ -280,12 +284,14 @@ impl Trace {
                 .split(": ")
                 .next()
                 .and_then(|head| head.rsplit(' ').next()?.parse::<f64>().ok());
-            let (Some(task), Some(time)) = (task.filter(|task| *task == pid), time) else {
-                continue;
-            };
-            match rest.contains(&self.begin) {
-                true => drop(open.insert(task, time)),
-                false => sum += open.remove(&task).map_or(0.0, |begin| time - begin),
+            let Some(time) = time else { continue };
+            let is_switch_to_it = rest.contains("sched_switch:") && task != Some(pid);
+            match task {
+                _ if is_switch_to_it => off += left.take().map_or(0.0, |left: f64| time - left),
+                Some(task) if task != pid => {}
+                _ if rest.contains("sched_switch:") => left = Some(time),
+                _ if rest.contains(&self.begin) => (begun, off) = (Some(time), 0.0),
+                _ => sum += begun.take().map_or(0.0, |begun: f64| time - begun - off),
             }
         }
         Ok(sum)
