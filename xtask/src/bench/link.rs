@@ -1,7 +1,7 @@
 //! Cold page-ins over a link with a rate and a delay, beside a bare ping-pong on the same path.
 //!
-//! The servers are in a network namespace of their own, on CPU 1; the program is on CPU 0. A relay before each
-//! server holds every request back for 30 µs, and the ping-pong goes through such a relay too.
+//! The servers are in a network namespace of their own, on CPU 1; the program is on CPU 0. A relay before
+//! each server holds every request back for 30 µs, and the ping-pong goes through such a relay too.
 
 use super::remote::{SERVING, SERVINGS, TOUCH, build_touch, compiled, measure, us};
 use super::serve::Server;
