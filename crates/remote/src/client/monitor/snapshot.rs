@@ -15,6 +15,10 @@ use crate::wire::request::Request;
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::PoisonError;
+use std::time::Duration;
+
+/// The time for which the client waits for a snapshot: a server takes some 0.1 µs for each page.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 impl ServerMonitor {
     /// Makes a snapshot of a region on every server that is up.
@@ -84,10 +88,14 @@ impl ServerMonitor {
             let why = "its pagetax is older than this one; upgrade it";
             return Err(LinkError::Broken(io::Error::other(why)));
         }
-        match self.links.call(server, &Request::Snapshot { on, token: &token })? {
-            Reply::Created(lease) => Ok(RegionHandle { number: lease.region, token }),
-            _ => Err(unexpected()),
-        }
+        connection.set_patience(PATIENCE)?;
+        let made = match self.links.call(server, &Request::Snapshot { on, token: &token })? {
+            Reply::Created(lease) => RegionHandle { number: lease.region, token },
+            _ => return Err(unexpected()),
+        };
+        let (connection, _) = self.links.leased(server, region)?;
+        connection.set_patience(self.shared.options.answer_within)?;
+        Ok(made)
     }
 
     /// Attaches the links of a forked child's client to its region. Until a link is attached, a server
