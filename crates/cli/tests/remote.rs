@@ -3,9 +3,8 @@
 mod paged;
 mod serve;
 
-use paged::{program_of_the_library, right_answer, start};
+use paged::{program_of_the_library, remote, right_answer, start, start_script};
 use serve::{PAGETAX, Serve};
-use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -136,24 +135,6 @@ fn mmap3_runs_on_the_machine_of_its_time_and_tells_the_same() {
     assert_eq!(run["latency"]["page_in"]["provenance"], "modeled");
 }
 
-/// Returns the output of a command under `pagetax remote`. Prints a skip if this user may not page.
-fn remote(options: &[&str], command: &[&str]) -> Option<(Output, String)> {
-    let output = Command::new(PAGETAX)
-        .args(["remote", "--resident", "12M"])
-        .args(options)
-        .arg("--")
-        .args(command)
-        .env_remove("LD_PRELOAD")
-        .output()
-        .unwrap();
-    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
-    if output.status.code() == Some(125) && errors.contains("userfaultfd:") {
-        println!("SKIP: {}", errors.trim());
-        return None;
-    }
-    Some((output, errors))
-}
-
 #[test]
 fn a_child_of_a_fork_pages_to_the_servers_by_itself() {
     let servers = [Serve::any("64M"), Serve::any("64M")];
@@ -191,39 +172,29 @@ fn children_start_while_a_server_is_away() {
     let addresses = servers.each_ref().map(|server| server.address.clone());
     let script = "
 import os, subprocess, sys
-print('up', flush=True)
+print('filled', flush=True)
 sys.stdin.readline()
 pid = os.fork()
 if pid == 0:
-    print('forked', flush=True)
     os._exit(7)
 print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+sys.stdin.readline()
 print(subprocess.run(['/bin/echo', 'executed'], capture_output=True, text=True), flush=True)
 ";
-    let mut child = Command::new(PAGETAX)
-        .args(["remote", "--resident", "64M", "--servers", &addresses.join(","), "--copies", "2"])
-        .args(["--", "/usr/bin/python3", "-c", script])
-        .env_remove("LD_PRELOAD")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut said = BufReader::new(child.stdout.take().unwrap()).lines();
-    if said.next().is_none() {
-        println!("SKIP: {}", String::from_utf8_lossy(&child.wait_with_output().unwrap().stderr));
-        return;
-    }
+    let options = ["--servers", &addresses.join(","), "--copies", "2"];
+    let Some(mut program) = start_script("64M", &options, script) else { return };
     servers[1].kill();
-    child.stdin.as_mut().unwrap().write_all(b"go\n").unwrap();
-    let forked: Vec<String> = said.by_ref().take(2).map(Result::unwrap).collect();
-    assert_eq!(forked, ["forked", "7"]);
-    let _back = Serve::start("64M", &addresses[1], &[]);
-    let executed = said.next().unwrap().unwrap();
-    let output = child.wait_with_output().unwrap();
+    assert_eq!(program.go_on(), "7");
+    let address = addresses[1].clone();
+    let back = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(500));
+        Serve::start("64M", &address, &[])
+    });
+    let (executed, output) = program.finish();
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(executed.contains("returncode=0, stdout='executed"), "{executed}{errors}");
     assert!(output.status.success(), "{errors}");
+    drop(back.join().unwrap());
 }
 
 /// The kernel itself reads and writes missing pages.

@@ -4,7 +4,7 @@ mod paged;
 #[path = "../../remote/tests/redis_server/mod.rs"]
 mod redis_server;
 
-use paged::{program_of_the_library, right_answer, start};
+use paged::{program_of_the_library, remote, right_answer, start};
 use redis_server::{RedisServer, url_of};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -289,23 +289,6 @@ fn a_job_runs_on_a_store() {
     assert!(title.contains("2 copies on Redis cluster at 127.0.0.1"), "{title}");
 }
 
-/// Runs a command with 12M and its other pages in a store. Returns its output and stderr, or `None` if
-/// this user cannot page.
-fn remote(store: &RedisServer, command: &[&str]) -> Option<(Output, String)> {
-    let output = Command::new(env!("CARGO_BIN_EXE_pagetax"))
-        .args(["remote", "--resident", "12M", "--store", &store.url(), "--"])
-        .args(command)
-        .env_remove("LD_PRELOAD")
-        .output()
-        .unwrap();
-    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
-    if output.status.code() == Some(125) && errors.contains("userfaultfd:") {
-        println!("SKIP: {}", errors.trim());
-        return None;
-    }
-    Some((output, errors))
-}
-
 /// Checks that each way to make a child is refused, as fork is: the child would lack its memory. Redis
 /// and Valkey cannot keep a hash as it is for the child.
 #[test]
@@ -313,7 +296,7 @@ fn no_way_to_fork_leaves_pages_behind() {
     let folder = tempfile::tempdir().unwrap();
     let program = program_of_the_library("ways_to_fork", folder.path());
     let Some(redis) = RedisServer::start(&[]) else { return };
-    let Some((output, errors)) = remote(&redis, &[&program]) else { return };
+    let Some((output, errors)) = remote(&["--store", &redis.url()], &[&program]) else { return };
     let said = String::from_utf8_lossy(&output.stdout);
     let mut lines: Vec<&str> = said.lines().collect();
     // Its caller forks first.
@@ -344,7 +327,10 @@ for turn in range(2):
 print(subprocess.run(['/bin/echo', 'a child'], capture_output=True).stdout)
 print(hashlib.md5(b).hexdigest() == before)
 ";
-    let Some((paged, errors)) = remote(&redis, &["/usr/bin/python3", "-c", script]) else { return };
+    let options = ["--store", &redis.url()];
+    let Some((paged, errors)) = remote(&options, &["/usr/bin/python3", "-c", script]) else {
+        return;
+    };
     let said = String::from_utf8_lossy(&paged.stdout);
     assert_eq!(said, "12\n12\nb'a child\\n'\nTrue\n", "{errors}");
     assert_eq!(errors.matches("fork is refused").count(), 1, "{errors}");

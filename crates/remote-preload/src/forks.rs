@@ -101,11 +101,9 @@ extern "C" fn prepare() {
     let child_store = take_child_store().or_else(|| child_store(paged).unwrap_or_default());
     let agent = agent::hold();
     let (quiesced, inherited) = loop {
-        paged.stop_evicting();
         let fork_resident = fork_resident::make_resident(paged, &streams);
         let quiesced = paged.quiesce();
         let inherited = paged.before_fork(child_store.is_some());
-        paged.resume_evicting();
         // The program may have dropped one of the pages meanwhile.
         if fork_resident.iter().all(|page| paged.is_resident(*page as *const u8)) {
             break (quiesced, inherited);

@@ -5,7 +5,7 @@
 #[path = "../../remote/tests/both_ways/mod.rs"]
 mod both_ways;
 
-use both_ways::is_copied_out;
+use both_ways::{is_copied_out, runs_in};
 use pagetax_remote::server::listen::{Server, ServerOptions};
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
@@ -54,10 +54,8 @@ on_servers! {
 
 /// Starts two servers, if the calling test is one on servers.
 fn servers() -> Option<[Server; 2]> {
-    let is_on_servers =
-        std::thread::current().name().is_some_and(|name| name.contains("on_servers::"));
     let start = |_| Server::start((Ipv4Addr::LOCALHOST, 0).into(), ServerOptions::default());
-    is_on_servers.then(|| [0, 1].map(start).map(Result::unwrap))
+    runs_in("on_servers").then(|| [0, 1].map(start).map(Result::unwrap))
 }
 
 /// Returns the path of the library under test, which Cargo builds beside this test.

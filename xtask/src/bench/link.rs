@@ -10,9 +10,8 @@ use crate::at_end::AtEnd;
 use crate::shell;
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 const SOURCE: &str = "xtask/src/bench/link.c";
 /// The addresses of the two ends, of a network for documentation.
@@ -27,20 +26,6 @@ const FAR: &str = "198.51.100.2";
 /// The ports of the relays: to the two servers, and to the echo.
 const PORTS: [&str; 3] = ["7171", "7172", "7173"];
 const ECHO_PORT: &str = "7174";
-
-/// A program at the far end, which is killed when this is dropped.
-struct FarEnd {
-    child: Child,
-    /// Kills it, should we be killed.
-    _guard: AtEnd,
-}
-
-impl Drop for FarEnd {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
 
 /// Two ends of a link: this network namespace, and another one.
 struct Link {
@@ -67,16 +52,11 @@ impl Link {
     }
 
     /// Starts a program at the far end, and waits for its first line.
-    fn start(&self, program: &Path, words: &[&str]) -> Result<FarEnd> {
+    fn start(&self, program: &Path, words: &[&str]) -> Result<Server> {
         let mut far = Command::new("ip");
         far.args(["netns", "exec", &self.namespace, "taskset", "-c", "1"]);
-        far.arg(program).args(words).stdin(Stdio::null()).stdout(Stdio::piped());
-        let mut child = far.spawn()?;
-        let guard = AtEnd::run(&format!("kill -9 {} 2> /dev/null || true", child.id()))?;
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().context("a pipe")?).read_line(&mut line)?;
-        let end = FarEnd { child, _guard: guard };
-        ensure!(line.trim() == "up", "{} {words:?} does not start", program.display());
+        let end = Server::of(far.arg(program).args(words).stdin(Stdio::null()))?;
+        ensure!(end.address == "up", "{} {words:?} does not start", program.display());
         Ok(end)
     }
 

@@ -25,10 +25,13 @@ pub struct Cpu {
 
 impl Server {
     pub fn start(pagetax: &str, memory: &str, listen: &str) -> Result<Server> {
-        let mut child = Command::new(pagetax)
-            .args(["serve", "--memory", memory, "--listen", listen])
-            .stdout(Stdio::piped())
-            .spawn()?;
+        let mut serve = Command::new(pagetax);
+        Server::of(serve.args(["serve", "--memory", memory, "--listen", listen]))
+    }
+
+    /// Starts a server of any kind. Its address is the last word of its first line.
+    pub fn of(command: &mut Command) -> Result<Server> {
+        let mut child = command.stdout(Stdio::piped()).spawn()?;
         let guard = AtEnd::run(&format!("kill -9 {}", child.id()))?;
         let mut line = String::new();
         BufReader::new(child.stdout.take().context("a pipe")?).read_line(&mut line)?;

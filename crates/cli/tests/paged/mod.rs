@@ -30,11 +30,13 @@ pub struct Waiting {
 
 /// Starts the program. Prints a skip and returns None if this user may not page.
 pub fn start(options: &[&str]) -> Option<Waiting> {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_pagetax"))
-        .args(["remote", "--resident", "12M"])
-        .args(options)
-        .args(["--", "/usr/bin/python3", "-c", PAGES])
-        .env_remove("LD_PRELOAD")
+    start_script("12M", options, PAGES)
+}
+
+/// Starts a script of Python with so much resident memory, and waits for its first line, `filled`. Prints a
+/// skip and returns None if this user may not page.
+pub fn start_script(resident: &str, options: &[&str], script: &str) -> Option<Waiting> {
+    let mut child = command(resident, options, &["/usr/bin/python3", "-c", script])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -54,13 +56,37 @@ pub fn start(options: &[&str]) -> Option<Waiting> {
     Some(Waiting { child, go, output })
 }
 
+fn command(resident: &str, options: &[&str], words: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pagetax"));
+    command.args(["remote", "--resident", resident]).args(options).arg("--").args(words);
+    command.env_remove("LD_PRELOAD");
+    command
+}
+
+/// Returns the output and stderr of a command with 12M resident. Prints a skip and returns None if this
+/// user may not page.
+pub fn remote(options: &[&str], words: &[&str]) -> Option<(Output, String)> {
+    let output = command("12M", options, words).output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    if output.status.code() == Some(125) && errors.contains("userfaultfd:") {
+        println!("SKIP: {}", errors.trim());
+        return None;
+    }
+    Some((output, errors))
+}
+
 impl Waiting {
-    /// Lets it go on; its last line and how it ended.
-    pub fn finish(mut self) -> (String, Output) {
+    /// Lets it go on, and returns its next line.
+    pub fn go_on(&mut self) -> String {
         self.go.write_all(b"go\n").unwrap();
         let mut line = String::new();
         self.output.read_line(&mut line).unwrap();
-        (line.trim().into(), self.child.wait_with_output().unwrap())
+        line.trim().into()
+    }
+
+    /// Lets it go on; its last line and how it ended.
+    pub fn finish(mut self) -> (String, Output) {
+        (self.go_on(), self.child.wait_with_output().unwrap())
     }
 }
 

@@ -97,6 +97,25 @@ impl ServerLinks {
         }
     }
 
+    /// Makes a call, and makes it once more if another link's fence voided the lease.
+    ///
+    /// # Errors
+    /// Those of the call.
+    pub fn with_lease<T>(
+        &mut self,
+        server: ServerId,
+        region: RegionId,
+        call: impl Fn(&mut ServerLinks) -> Result<T, LinkError>,
+    ) -> Result<T, LinkError> {
+        match call(self) {
+            Err(error) if is_stale(&error) => {
+                self.forget_lease(server, region);
+                call(self)
+            }
+            done => done,
+        }
+    }
+
     /// Returns the link to a server, and opens it if necessary.
     ///
     /// # Errors

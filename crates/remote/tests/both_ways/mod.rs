@@ -16,5 +16,10 @@ macro_rules! both_ways {
 /// Returns true if the calling test evicts by a copy. A test's thread has the path of the test as
 /// its name.
 pub fn is_copied_out() -> bool {
-    std::thread::current().name().is_some_and(|name| name.contains("copied_out::"))
+    runs_in("copied_out")
+}
+
+/// Returns true if the calling test is in this module.
+pub fn runs_in(module: &str) -> bool {
+    std::thread::current().name().is_some_and(|name| name.contains(&format!("{module}::")))
 }

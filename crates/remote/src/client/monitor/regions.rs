@@ -1,6 +1,6 @@
 //! Creates and drops regions on servers.
 
-use super::super::link::{LinkError, is_stale, unexpected};
+use super::super::link::{LinkError, unexpected};
 use super::super::set::ServerId;
 use super::super::state::{ClusterState, RegionHandle};
 use super::ServerMonitor;
@@ -66,15 +66,10 @@ impl ServerMonitor {
         at_end: bool,
     ) -> Result<(), LinkError> {
         let drop_it = |on| Request::Drop { on, at_end };
-        match self.links.call_on(server, region, drop_it) {
-            // Another link's fence voided the lease. Without the second try, the server keeps the
-            // region's memory for as long as this client is connected.
-            Err(error) if is_stale(&error) => {
-                self.links.forget_lease(server, region);
-                self.links.call_on(server, region, drop_it).map(drop)
-            }
-            done => done.map(drop),
-        }
+        // Without a second try, the server may keep the region's memory for as long as this client is
+        // connected.
+        self.links
+            .with_lease(server, region, |links| links.call_on(server, region, drop_it).map(drop))
     }
 
     pub(super) fn create(

@@ -3,7 +3,7 @@
 //! The caller holds the monitor's lock, so no repair moves pages meanwhile, and no writer is at work. So
 //! what the replicator knows of a chunk is true of each server's snapshot.
 
-use super::super::link::{LinkError, is_broken, is_stale, unexpected};
+use super::super::link::{LinkError, is_broken, unexpected};
 use super::super::peer::Peer;
 use super::super::set::ServerId;
 use super::super::state::{ClusterSnapshot, ClusterState, RegionHandle};
@@ -13,7 +13,6 @@ use crate::wire::SNAPSHOTS_FROM;
 use crate::wire::reply::Reply;
 use crate::wire::request::Request;
 use std::collections::BTreeMap;
-use std::io;
 use std::sync::PoisonError;
 use std::time::Duration;
 
@@ -27,18 +26,23 @@ impl ServerMonitor {
     /// If no snapshot has some of the pages.
     pub fn snapshot(&mut self, region: RegionId) -> Result<ClusterSnapshot, StoreError> {
         let pages = self.shared.region_pages(region)?;
-        let (mut handles, mut problem) = (BTreeMap::new(), None);
+        let mut handles = BTreeMap::new();
+        let mut problem: Option<(ServerId, String)> = None;
         let up = self.shared.replicator().up();
         for server in up.iter() {
             match self.snapshot_on(server, region) {
-                Ok(handle) => drop(handles.insert(server, handle)),
+                Ok(Some(handle)) => drop(handles.insert(server, handle)),
+                Ok(None) => {
+                    problem =
+                        Some((server, "its pagetax is older than this one; upgrade it".into()));
+                }
                 // The region was never created there.
                 Err(LinkError::NoRegion) => {}
                 Err(error) => {
                     if is_broken(&error) {
                         self.links.close(server);
                     }
-                    problem = Some((server, error));
+                    problem = Some((server, reason(error)));
                 }
             }
         }
@@ -47,9 +51,9 @@ impl ServerMonitor {
         let damaged: usize = missing.map(|server| replicator.mark_gone(server).len()).sum();
         if damaged > 0 {
             return Err(match problem {
-                Some((server, error)) => StoreError::Refused {
+                Some((server, why)) => StoreError::Refused {
                     server: self.shared.peer(server).endpoint.label.clone(),
-                    why: format!("it cannot share pages with a child: {}", reason(error)),
+                    why: format!("it cannot share pages with a child: {why}"),
                 },
                 None => self.shared.unreachable_error(),
             });
@@ -62,40 +66,28 @@ impl ServerMonitor {
         Ok(ClusterSnapshot { options, replicator, peers, handles, region, pages })
     }
 
+    /// Makes a snapshot on a server. Returns `None` if the server's protocol has none.
     fn snapshot_on(
         &mut self,
         server: ServerId,
         region: RegionId,
-    ) -> Result<RegionHandle, LinkError> {
-        match self.ask_for_snapshot(server, region) {
-            // Another link's fence voided the lease.
-            Err(error) if is_stale(&error) => {
-                self.links.forget_lease(server, region);
-                self.ask_for_snapshot(server, region)
-            }
-            done => done,
+    ) -> Result<Option<RegionHandle>, LinkError> {
+        if self.links.open(server)?.connection.version < SNAPSHOTS_FROM {
+            return Ok(None);
         }
-    }
-
-    fn ask_for_snapshot(
-        &mut self,
-        server: ServerId,
-        region: RegionId,
-    ) -> Result<RegionHandle, LinkError> {
         let token = ClusterState::fresh_token().map_err(|_| unexpected())?;
-        let (connection, on) = self.links.leased(server, region)?;
-        if connection.version < SNAPSHOTS_FROM {
-            let why = "its pagetax is older than this one; upgrade it";
-            return Err(LinkError::Broken(io::Error::other(why)));
+        let made = self.links.with_lease(server, region, |links| {
+            let (connection, on) = links.leased(server, region)?;
+            connection.set_patience(PATIENCE)?;
+            match links.call(server, &Request::Snapshot { on, token: &token })? {
+                Reply::Created(lease) => Ok(Some(RegionHandle { number: lease.region, token })),
+                _ => Err(unexpected()),
+            }
+        });
+        if let Some(link) = self.links.existing(server) {
+            link.connection.set_patience(self.shared.options.answer_within)?;
         }
-        connection.set_patience(PATIENCE)?;
-        let made = match self.links.call(server, &Request::Snapshot { on, token: &token })? {
-            Reply::Created(lease) => RegionHandle { number: lease.region, token },
-            _ => return Err(unexpected()),
-        };
-        let (connection, _) = self.links.leased(server, region)?;
-        connection.set_patience(self.shared.options.answer_within)?;
-        Ok(made)
+        made
     }
 
     /// Attaches the links of a forked child's client to its region. Until a link is attached, a server
