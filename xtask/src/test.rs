@@ -35,10 +35,13 @@ pub fn run() -> Result<()> {
     Ok(())
 }
 
-/// Prints the name of a part of a chore, runs it, and names it in its error.
+/// Prints the name of a part of a chore and the time that it took, and names it in its error.
 pub fn step<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     println!("== {name}");
-    work().with_context(|| format!("{name} failed"))
+    let started = Instant::now();
+    let result = work().with_context(|| format!("{name} failed"));
+    println!("== {name}: {:.0} s", started.elapsed().as_secs_f64());
+    result
 }
 
 /// Checks that pagetax compiles where it only refuses to run, if the compiler has that target.
@@ -59,11 +62,13 @@ fn other_architecture() -> Result<Vec<Skip>> {
 }
 
 /// Checks licences, bans and sources. `cargo deny check advisories` is not included, as it needs the network.
-/// CI installs the tool, which takes minutes; developers need not have it.
+/// CI installs the tool, unoptimized, as it runs once; developers need not have it.
 fn deny() -> Result<Vec<Skip>> {
-    let install = ["install", "--quiet", "--locked", "cargo-deny"];
+    let mut install =
+        shell::cargo_command(&["install", "--quiet", "--locked", "--debug", "cargo-deny"]);
+    install.env("CARGO_PROFILE_DEV_DEBUG", "0");
     let here = shell::has("cargo-deny")
-        || (std::env::var_os("CI").is_some() && shell::cargo(&install).is_ok());
+        || (std::env::var_os("CI").is_some() && shell::succeed(&mut install).is_ok());
     if !here {
         let reason = "cargo-deny is not installed (cargo install --locked cargo-deny)".into();
         return Ok(vec![Skip { test: "cargo deny".into(), reason }]);

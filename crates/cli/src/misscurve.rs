@@ -64,7 +64,7 @@ fn percent(text: &str) -> Result<f64, String> {
 pub fn run(args: Args) -> Result<ExitCode> {
     args.outputs.check_writable()?;
     args.tables.check_writable()?;
-    let source = args.source.open(&args.outputs)?;
+    let source = args.source.open(&args.outputs, false)?;
     let mut tables = args.tables.open(matches!(source, Recorded::Live(_)), &args.outputs)?;
     let following = args.sample.map_or(Following::All, Following::AtMost);
     let side = if args.code { Side::Code } else { Side::Data };

@@ -11,6 +11,7 @@ use pagetax_host::sys::signal::{StopSignals, asked_to_stop};
 use pagetax_recorder::engine::{Engine, EngineError, EngineKind};
 use pagetax_recorder::pages::{PageObserver, RecordAdapter, filters};
 use pagetax_recorder::session::{self, RecordOptions, SessionOutcome, Streams};
+use pagetax_recorder::stream::Consumer;
 use pagetax_recorder::trace::{Trace, is_trace};
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -22,7 +23,7 @@ pub enum EngineChoice {
     Valgrind,
     /// A plugin of QEMU's user mode: other instruction sets, threads in parallel
     Qemu,
-    /// Copies of the program's own code, for trapstat --sample only: fastest, but for code made at run time
+    /// Copies of the program's own code, for --sample only: fastest, but for code made at run time
     Native,
 }
 
@@ -82,12 +83,17 @@ pub struct SourceOutcome {
 
 impl Source {
     /// Prepares all that can fail before the program starts. If documents take stdout, the program's output
-    /// goes to stderr.
-    pub fn open<D: Output>(&self, documents: &Outputs<D>) -> Result<Recorded> {
+    /// goes to stderr. A sampled command has the native engine, if none is asked for and that one can run it.
+    pub fn open<D: Output>(&self, documents: &Outputs<D>, sample: bool) -> Result<Recorded> {
         match (&self.trace, self.command.first()) {
             (Some(path), _) => Ok(Recorded::Trace(Box::new(open_trace(path)?))),
             (None, Some(_)) => {
-                let command = self.command()?;
+                let native = Source { engine: Some(EngineChoice::Native), ..self.clone() };
+                let native = || native.prepare(true).ok();
+                let command = match (sample, self.engine) {
+                    (true, None) => native().map_or_else(|| self.prepare(true), Ok)?,
+                    _ => self.prepare(sample)?,
+                };
                 let streams = streams(documents.takes_stdout());
                 Ok(Recorded::Live(Box::new(EngineCommand { streams, ..command })))
             }
@@ -99,8 +105,12 @@ impl Source {
 
     /// Prepares the command, for subcommands that take no trace.
     pub fn command(&self) -> Result<EngineCommand> {
+        self.prepare(false)
+    }
+
+    fn prepare(&self, sample: bool) -> Result<EngineCommand> {
         let name = self.command.first().context("no command\n  hint: name one after --")?;
-        let (engine, program) = engine_for(name, self.engine, self.follow, false)?;
+        let (engine, program) = engine_for(name, self.engine, self.follow, sample)?;
         let (argv, follow) = (self.command.clone(), self.follow);
         let (environment, streams) = (Vec::new(), Streams::Inherited);
         Ok(EngineCommand { engine, program, environment, argv, follow, streams })
@@ -126,8 +136,12 @@ pub fn engine_for(
     if engine.kind == EngineKind::Native && !sample {
         let what = "the native engine records samples only";
         return Err(unmet(format!(
-            "{what}\n  hint: trapstat --sample --engine native, or --engine valgrind for all of the program"
+            "{what}\n  hint: --sample with trapstat or whatif, or --engine valgrind for all of the program"
         )));
+    }
+    if sample && engine.kind == EngineKind::Qemu {
+        let what = format!("the {} engine records all, it cannot sample", engine.kind);
+        return Err(unmet(format!("{what}\n  hint: leave --sample out")));
     }
     if follow && engine.kind == EngineKind::Native {
         let what = "the native engine does not follow forks and execs";
@@ -191,31 +205,43 @@ impl EngineCommand {
         self.argv.iter().map(|word| word.to_string_lossy().into_owned()).collect()
     }
 
-    /// Runs it, and tells its pages. Ctrl-C ends the program, not us, so that what was seen is kept.
+    /// Runs it, and tells its pages.
     pub fn observe<P: PageObserver>(&self, what: &str, pages: P) -> Result<(P, SourceOutcome)> {
+        let mut live = RecordAdapter::new(pages, &self.program);
+        let ended = self.record(what, &mut live, false)?;
+        let outcome = SourceOutcome { code: ended.exit.shell_code(), notes: notes(&ended) };
+        Ok((live.pages, outcome))
+    }
+
+    /// Runs it, and shows its records or a sample of them to a consumer. Ctrl-C ends the program, not us, so
+    /// that what was seen is kept.
+    pub fn record<C: Consumer>(
+        &self,
+        what: &str,
+        consumer: &mut C,
+        sample: bool,
+    ) -> Result<SessionOutcome> {
         let _stop =
             StopSignals::watch().context("cannot watch for Ctrl-C; this is not expected")?;
         let options = RecordOptions {
             engine: &self.engine,
             argv: &self.argv,
             follow: self.follow,
-            sample: false,
+            sample,
             filters: filters(),
             streams: self.streams.clone(),
             environment: &self.environment,
         };
-        let mut live = RecordAdapter::new(pages, &self.program);
         let mut progress = match self.streams {
             Streams::Apart(_) => Progress::start(what),
             _ => Progress::beside_program(what, self.streams == Streams::StdoutToStderr),
         };
-        let ended = session::run(&options, &mut live, |_, records| progress.recorded(records))?;
-        let outcome = SourceOutcome { code: ended.exit.shell_code(), notes: notes(&ended) };
-        Ok((live.pages, outcome))
+        Ok(session::run(&options, consumer, |_, records| progress.recorded(records))?)
     }
 }
 
-fn notes(ended: &SessionOutcome) -> Vec<String> {
+/// Returns the limits of what was seen.
+pub fn notes(ended: &SessionOutcome) -> Vec<String> {
     let mut notes = vec![format!(
         "{} under the recorder, {} records",
         Nanos(ended.wall_ns),

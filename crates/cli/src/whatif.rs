@@ -3,24 +3,27 @@
 
 pub mod by_part;
 mod render;
+mod sampled;
 
 use crate::output::tables::TablesArgs;
 use crate::output::{self, documents::Outputs, progress::Progress};
-use crate::recorded::{Recorded, Source};
+use crate::recorded::{EngineCommand, Recorded, Source, SourceOutcome};
 use crate::{calibrate, exit, machines};
 use anyhow::{Context, Result, anyhow, bail};
 use by_part::ByPart;
 use pagetax_core::address_pattern::AddressPart;
 use pagetax_core::exit::Exit;
 use pagetax_core::page_size::{MemoryPart, PageSizeRequest, PartSizes};
-use pagetax_core::units::{PageSize, UnitError};
+use pagetax_core::units::{Nanos, PageSize, UnitError};
 use pagetax_host::measure::trial::TrialCommand;
 use pagetax_host::pages::mechanism::{Conditions, select};
 use pagetax_host::pages::{PageSettings, Recipe, Unavailable};
 use pagetax_host::sys::signal::StopSignals;
 use pagetax_recorder::documents::WhatIf;
-use pagetax_recorder::forecast::{self, Forecast, Timed, TimingError};
-use pagetax_recorder::predict::Predictor;
+use pagetax_recorder::engine::EngineKind;
+use pagetax_recorder::forecast::{self, Forecast, Rounds, Timed, TimingError};
+use pagetax_recorder::predict::{Predicted, Predictor};
+use pagetax_sim::hardware::translation::Translation;
 use pagetax_sim::hardware::{calibrated, configuration};
 use std::process::ExitCode;
 
@@ -28,6 +31,7 @@ const EXAMPLES: &str = "\
 Examples:
   pagetax whatif -- sort -S 2G big.txt           what would it take on 2M pages, and why?
   pagetax whatif --verify -- python3 report.py   with measured trials beside the prediction
+  pagetax whatif --sample --runs 1 -- ./long-job   from bursts, for programs that run for more than some seconds
   pagetax whatif --by heap,stack,text,arena,mapping -- ./job   which part of memory deserves them?
   pagetax whatif app.ptt                         of a trace: what is saved, without a time of its own";
 
@@ -54,6 +58,10 @@ pub struct Args {
     #[arg(long)]
     verify: bool,
 
+    /// Record bursts only: faster, with a sampling error. The engine is native where it can run the program
+    #[arg(long, conflicts_with_all = ["trace", "by", "follow"])]
+    sample: bool,
+
     /// Split what 2M pages save by part of memory: heap, stack, text, arena, mapping
     #[arg(long, value_name = "PART,…", value_delimiter = ',')]
     by: Vec<AddressPart>,
@@ -72,7 +80,7 @@ pub struct Args {
 pub fn run(args: Args) -> Result<ExitCode> {
     args.outputs.check_writable()?;
     args.tables.check_writable()?;
-    let mut source = args.source.open(&args.outputs)?;
+    let mut source = args.source.open(&args.outputs, args.sample)?;
     let mut tables = args.tables.open(matches!(source, Recorded::Live(_)), &args.outputs)?;
     if args.verify && matches!(source, Recorded::Trace(_)) {
         bail!("a trace cannot be timed\n  hint: drop --verify, or name the command after --");
@@ -89,22 +97,29 @@ pub fn run(args: Args) -> Result<ExitCode> {
         Recorded::Trace(_) => Vec::new(),
     };
     let timed = time_runs(&args, &source, &recipes)?;
+    if let Recorded::Live(command) = &source {
+        say_cost(command, args.sample, &timed);
+    }
     let mut model = machines::model_of(calibrated::MODEL, "this machine")?;
     calibrated::apply(&mut model, &timed.beside.pace(&calibration))?;
     let cpu = configuration::translation(&model)?;
     let sizes: Vec<PageSize> = args.sizes.iter().map(|(size, _)| *size).collect();
     let shifts: Vec<u32> = [PageSize::K4].iter().chain(&sizes).map(|size| size.shift()).collect();
-    let predictor = match &by_part {
-        Some(by_part) => by_part.predictor(&cpu),
-        None => Predictor::new(&cpu, &shifts),
+    let (predicted, mut by_block, outcome) = match &source {
+        Recorded::Live(command) if args.sample => {
+            let logged = timed.logged.as_ref();
+            let (predicted, outcome) = sampled::predict(command, &cpu, &shifts, logged)?;
+            (predicted, None, outcome)
+        }
+        _ => of_all(&source, by_part.as_ref(), &cpu, &shifts)?,
     };
-    let (mut pages, outcome) = source.observe("whatif", predictor)?;
+    let unknown = |error| exit::with(exit::UNMET, error);
+    let given = (&timed, &recipes[..]);
     let mut forecast =
-        Forecast::new(source.title(), &sizes, &pages, &calibration, (&timed, &recipes))
-            .map_err(|error| exit::with(exit::UNMET, error))?;
-    forecast
-        .add_parts(&args.by, &mut pages, &calibration, &timed)
-        .map_err(|error| exit::with(exit::UNMET, error))?;
+        Forecast::new(source.title(), &sizes, &predicted, &calibration, given).map_err(unknown)?;
+    if let Some(pages) = &mut by_block {
+        forecast.add_parts(&args.by, pages, &calibration, &timed).map_err(unknown)?;
+    }
     forecast.notes.splice(0..0, outcome.notes);
     let why_no_log = by_part.and_then(|by_part| by_part.why_no_log);
     forecast.notes.extend(why_no_log.map(|why| {
@@ -137,6 +152,33 @@ fn by_part(args: &Args, source: &mut Recorded) -> Result<Option<ByPart>> {
     ByPart::prepare(&args.by, command).map(Some)
 }
 
+/// Predicts from all accesses of the source; also returns the predictor, if it has the use of each block.
+fn of_all(
+    source: &Recorded,
+    by_part: Option<&ByPart>,
+    cpu: &Translation,
+    shifts: &[u32],
+) -> Result<(Predicted, Option<Predictor>, SourceOutcome)> {
+    let predictor = match by_part {
+        Some(by_part) => by_part.predictor(cpu),
+        None => Predictor::new(cpu, shifts),
+    };
+    let (pages, outcome) = source.observe("whatif", predictor)?;
+    Ok((pages.predicted(), by_part.is_some().then_some(pages), outcome))
+}
+
+/// Says how long the recording will take, before it starts.
+fn say_cost(command: &EngineCommand, sample: bool, timed: &Timed) {
+    let Some(run) = timed.runs.first().and_then(|runs| runs.last()) else { return };
+    let times = match (sample, command.engine.kind) {
+        (true, EngineKind::Native) => "1.5 to 3 times as long",
+        (true, _) => "up to 100 times as long",
+        (false, _) => "40 to 190 times as long; --sample is faster",
+    };
+    let run = Nanos(run.wall_ns);
+    output::note(&format!("whatif: a run took {run}; the recording takes some {times}"));
+}
+
 /// Times runs on base pages, and with `--verify` on each size; none of a trace.
 fn time_runs(args: &Args, source: &Recorded, recipes: &[Recipe]) -> Result<Timed> {
     let Recorded::Live(_) = source else { return Ok(Timed::default()) };
@@ -145,10 +187,11 @@ fn time_runs(args: &Args, source: &Recorded, recipes: &[Recipe]) -> Result<Timed
     let mut launch = TrialCommand { argv, tunables, ..TrialCommand::default() };
     let _stop = StopSignals::watch().context("cannot watch for Ctrl-C; this is not expected")?;
     let mut progress = Progress::start("whatif: timed runs");
-    let rounds = (args.warmup, args.runs);
+    let rounds = Rounds { warmup: args.warmup, timed: args.runs, logs_faults: args.sample };
     let timed = forecast::time(&mut launch, recipes, rounds, |done| progress.update(done));
     timed.map_err(|error| match error {
         TimingError::Trial(error) => exit::of_trial(error),
+        TimingError::NoLog(_) => exit::with(exit::UNMET, error),
         error => error.into(),
     })
 }

@@ -33,7 +33,7 @@ fn is_running(seconds: &str) -> bool {
 #[test]
 fn redis_is_compared_by_the_figures_of_its_benchmark() {
     let port = free_port();
-    let load = format!("redis-benchmark -p {port} -t set,get -n 4000 -r 10000 -d 100");
+    let load = format!("redis-benchmark -p {port} -t set,get -n 12000 -r 10000 -d 100");
     let event = format!("redis-cli -p {port} bgsave");
     let directory = tempfile::tempdir().unwrap();
     let place = directory.path().to_str().unwrap();
@@ -62,6 +62,51 @@ fn redis_is_compared_by_the_figures_of_its_benchmark() {
     assert!(directory.path().join("dump.rdb").exists(), "the event came");
     assert!(TcpListener::bind(format!("127.0.0.1:{port}")).is_ok(), "the server has ended");
     assert_eq!(output.status.code(), Some(0));
+}
+
+#[test]
+fn latencies_of_our_own_requests_show_a_stall_that_the_load_does_not() {
+    let port = free_port();
+    let directory = tempfile::tempdir().unwrap();
+    let place = directory.path().to_str().unwrap();
+    let server = format!("exec redis-server --port {port} --dir {place} --save '' --appendonly no");
+    // The server answers nobody for half a second. No request of the benchmark is under way then.
+    let load = format!(
+        "redis-benchmark -p {port} -t set -n 40000 -r 1000 -d 10; \
+         redis-cli -p {port} debug sleep 0.5; sleep 1.5"
+    );
+    let url = format!("redis://127.0.0.1:{port}");
+    let ready = format!("command:redis-cli -p {port} ping | grep PONG");
+    let options = ["--runs", "2", "--pages", "4K", "--load", &load, "--ready", &ready];
+    let probe = ["--metric", "p99", "--probe", &url, "--probe-rate", "500"];
+    let allowed = format!("{server} --enable-debug-command yes");
+    let output = diagnose(&[&options[..], &probe].concat(), &["sh", "-c", &allowed]);
+    let diagnosis = document(&output);
+    for load in &diagnosis.trials[0].loads {
+        assert!(load.p99_ns > Some(2e8), "{load:?}");
+        assert!(load.p50_ns < Some(1e8) && load.throughput_per_s > Some(100.0), "{load:?}");
+        assert!(load.request_count > Some(900), "{load:?}");
+    }
+    let said = diagnose(&options, &["sh", "-c", &allowed]);
+    let plain = &document(&said).trials[0].loads[0];
+    assert!(plain.p99_ns < Some(2e8) && plain.request_count.is_none(), "{plain:?}");
+}
+
+#[test]
+fn a_probe_that_gets_no_answer_ends_the_trial() {
+    let port = free_port();
+    let url = format!("http://127.0.0.1:{port}/none");
+    let ready = ["--ready", &port, "--load", "sleep 60", "--metric", "p99"];
+    let web = ["python3", "-m", "http.server", "--protocol", "HTTP/1.1", &port];
+    for (probe, part) in [
+        (["--probe", &url], "--probe: http://127.0.0.1"),
+        (["--probe", "ftp://127.0.0.1"], "http://HOST:PORT/PATH"),
+    ] {
+        let output = diagnose(&[&ready[..], &probe].concat(), &web);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains(part), "{said}");
+        assert_eq!(output.status.code(), Some(2), "{said}");
+    }
 }
 
 #[test]

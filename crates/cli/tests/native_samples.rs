@@ -1,5 +1,5 @@
-//! `pagetax trapstat --sample` by the native engine: rates of programs whose threads end, and programs that
-//! it refuses.
+//! `pagetax trapstat --sample` and `whatif --sample` by the native engine: rates of programs whose threads
+//! end, and programs that it refuses.
 #![cfg(target_arch = "x86_64")]
 
 use std::path::Path;
@@ -81,6 +81,46 @@ fn threads_that_follow_each_other_are_weighed_by_their_own_time() {
     let (value, error) = rate(&sampled);
     assert!((value - truth).abs() <= error + truth * 0.05, "{truth}, sampled: {sampled}\n{whole}");
     assert!(error < truth, "{truth}, sampled: {sampled}");
+}
+
+/// A program that fills 64 MB in order, and makes as many reads all over them as its argument says.
+const FILLED: &str = "#include <stdlib.h>
+#include <string.h>
+int main(int count, char **words) { (void)count; size_t bytes = 64 << 20; unsigned *m = malloc(bytes);
+  memset(m, 1, bytes); unsigned long s = 88172645463325252ul, sum = 0;
+  for (long i = 0; i < atol(words[1]); i++) { s ^= s << 13; s ^= s >> 7; s ^= s << 17; sum += m[(s + sum) % (16 << 20)]; }
+  return sum == 1; }";
+
+/// Predicts by `whatif`; returns its document's part about 4K pages and about 2M pages.
+fn whatif(options: &[&str], command: &[&str], folder: &Path) -> [serde_json::Value; 2] {
+    let mut pagetax = Command::new(env!("CARGO_BIN_EXE_pagetax"));
+    pagetax.args(["whatif", "--runs", "1", "--json"]).args(options).arg("--").args(command);
+    let output = pagetax.current_dir(folder).stdin(Stdio::null()).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    [&document["base"]["why"], &document["sizes"][0]["why"]].map(Clone::clone)
+}
+
+#[test]
+fn a_prediction_from_bursts_agrees_with_that_from_all_accesses() {
+    if !has(&["valgrind", "cc"]) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let program = compiled("filled", FILLED, folder.path());
+    const READS: f64 = 30e6;
+    let rounds = (READS as u64).to_string();
+    let [base, large] = whatif(&["--sample"], &[&program, &rounds], folder.path());
+    let [_, all_large] = whatif(&[], &[&program, "1000000"], folder.path());
+    let number = |value: &serde_json::Value, key: &str| value[key].as_f64().unwrap();
+    // Nearly each read of 64 MB walks on 4K pages, and none on 2M.
+    let walks = number(&base, "other_walk_count") + number(&base, "chased_walk_count");
+    assert!((READS * 0.6..READS * 1.05).contains(&walks), "{base}");
+    assert!(number(&large, "other_walk_count") < READS * 0.01, "{large}");
+    let (faults, truth) =
+        (number(&large, "large_fault_count"), number(&all_large, "large_fault_count"));
+    assert!((faults - truth).abs() <= 1.0, "{large}, {all_large}");
+    assert!((16384.0..18000.0).contains(&number(&base, "base_fault_count")), "{base}");
 }
 
 #[test]

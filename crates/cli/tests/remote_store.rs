@@ -296,7 +296,9 @@ fn no_way_to_fork_leaves_pages_behind() {
     let folder = tempfile::tempdir().unwrap();
     let program = program_of_the_library("ways_to_fork", folder.path());
     let Some(redis) = RedisServer::start(&[]) else { return };
-    let Some((output, errors)) = remote(&["--store", &redis.url()], &[&program]) else { return };
+    let Some((output, errors)) = remote(&["--store", &redis.url()], &[&program, "24"]) else {
+        return;
+    };
     let said = String::from_utf8_lossy(&output.stdout);
     let mut lines: Vec<&str> = said.lines().collect();
     // Its caller forks first.

@@ -1,6 +1,7 @@
 //! What a load tells about the server that it loads: throughput and latencies, read from its output.
 //!
 //! Invariant: what the output lacks is absent, never 0. If it has several tests, the slowest counts.
+//! Latencies are those of the output or those of our own requests, never a mix of both.
 
 use crate::units::Nanos;
 use regex_lite::{Captures, Regex};
@@ -25,6 +26,9 @@ pub struct LoadFigures {
     /// The number that the expression of `--metric` finds, in a unit of its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub number: Option<f64>,
+    /// The number of our own requests whose latencies these are; none if they are those of the load.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub request_count: Option<u64>,
 }
 
 /// A figure of a load, by which trials are compared.
@@ -138,18 +142,25 @@ impl Metric {
         }
     }
 
-    /// Reads the figures in a load's output.
+    /// Reads the figures in a load's output. The latencies are `own` ones, if there are any.
     ///
     /// # Errors
-    /// The output lacks the figure to compare by.
-    pub fn read(&self, output: &str) -> Result<LoadFigures, String> {
+    /// The figure to compare by is not there.
+    pub fn read(&self, output: &str, own: Option<LoadFigures>) -> Result<LoadFigures, String> {
         let mut figures = known_figures(output);
+        if let Some(own) = own {
+            figures = LoadFigures { throughput_per_s: figures.throughput_per_s, ..own };
+        }
         if let Some(pattern) = &self.pattern {
             figures.number = slowest(self.figure, numbers(pattern, output, 1.0));
         }
-        match self.figure.value(&figures) {
-            Some(_) => Ok(figures),
-            None => {
+        match (self.figure.value(&figures), self.figure, figures.request_count) {
+            (Some(_), ..) => Ok(figures),
+            (None, P50 | P99 | P999, Some(count)) => Err(format!(
+                "{count} requests of --probe are too few for a {}; load the server for longer",
+                self.figure.heading()
+            )),
+            _ => {
                 let last = output.lines().rev().find(|line| !line.trim().is_empty());
                 let what = self.figure.heading();
                 Err(match last {
@@ -234,7 +245,7 @@ mod tests {
 
     fn read(metric: &str, output: &str) -> Result<f64, String> {
         let metric = Metric::parse(metric)?;
-        metric.read(output).map(|figures| metric.figure.value(&figures).unwrap())
+        metric.read(output, None).map(|figures| metric.figure.value(&figures).unwrap())
     }
 
     const REDIS: &str = "\
@@ -312,6 +323,24 @@ Totals      55000.00        21.10     49979.00         0.39200         0.38300  
         for wrong in ["p98", "less:[", "more:tps"] {
             assert!(Metric::parse(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn own_latencies_replace_those_of_the_load() {
+        let own = |p999_ns| LoadFigures {
+            p50_ns: Some(1e5),
+            p99_ns: Some(2e5),
+            p999_ns,
+            request_count: Some(300),
+            ..LoadFigures::default()
+        };
+        let read = |word: &str, own| Metric::parse(word).unwrap().read(REDIS, Some(own)).unwrap();
+        let figures = read("p99", own(None));
+        assert_eq!(figures, LoadFigures { throughput_per_s: Some(37_500.0), ..own(None) });
+        let number = read("less:p99 +max\n +([0-9.]+)", own(Some(3e5)));
+        assert_eq!((number.number, number.p999_ns), (Some(0.823), Some(3e5)));
+        let few = Metric::parse("p999").unwrap().read(REDIS, Some(own(None))).unwrap_err();
+        assert!(few.contains("300 requests of --probe are too few for a p99.9"), "{few}");
     }
 
     #[test]

@@ -1,11 +1,10 @@
-//! The bursts of a sampled recording, and an estimate of the whole program's misses for each
-//! instruction. The differences between bursts give the confidence interval.
+//! The bursts of a sampled recording, and an estimate of the whole program's counts for each instruction,
+//! such as TLB misses. The differences between bursts give the confidence interval.
 //!
 //! Sources: the ratio estimator: Cochran, Sampling Techniques (1977), 2.11. The variance of samples
 //! drawn along a line, by successive differences: Wolter, Introduction to Variance Estimation (1985),
 //! 7.2.
 
-use crate::counters::Side;
 use crate::stream::SamplingStage;
 use pagetax_core::stats::student_t_95;
 use std::collections::HashMap;
@@ -18,8 +17,8 @@ pub struct Burst {
     /// The program's instructions that the burst represents: up to halfway to the thread's previous and
     /// next bursts. Equals `instructions` where bursts are equally likely everywhere.
     pub stands_for: u64,
-    /// TLB misses by machine configuration and [`Side`].
-    pub walks: Vec<[u64; 2]>,
+    /// Counts of the consumer, such as TLB misses by machine configuration.
+    pub counts: Vec<u64>,
 }
 
 #[derive(Debug)]
@@ -44,7 +43,7 @@ pub struct Bursts {
     list: Vec<Burst>,
 }
 
-/// An estimate of misses for each instruction, with its 95 % confidence interval.
+/// An estimate of a count for each instruction, with its 95 % confidence interval.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RateEstimate {
     /// The estimate from all bursts.
@@ -130,29 +129,39 @@ impl Bursts {
     /// Checks that the bursts represent no more instructions than this CPU time allows. A wrong weight
     /// makes all rates wrong.
     pub fn check(&self, cpu_ns: u64) -> Result<(), ImpossibleWeight> {
-        let stands_for = self.list.iter().map(|burst| u128::from(burst.stands_for)).sum();
+        let stands_for = self.stands_for();
         let is_possible = stands_for <= u128::from(cpu_ns) * INSTRUCTIONS_PER_NS_MAX;
         if is_possible { Ok(()) } else { Err(ImpossibleWeight { stands_for, cpu_ns }) }
     }
 
-    /// Estimates misses for each instruction, for a configuration and a side. Each burst has the weight
-    /// of the instructions that it represents. None if there are too few bursts.
-    pub fn estimate(&self, config: usize, side: Side) -> Option<RateEstimate> {
+    /// Estimates a figure of bursts for each instruction. Each burst has the weight of the instructions that
+    /// it represents. None if there are too few bursts.
+    pub fn estimate(&self, of: impl Fn(&Burst) -> f64) -> Option<RateEstimate> {
         let pair = |burst: &Burst| {
-            let walks = burst.walks.get(config).map_or(0, |walks| walks[side as usize]) as f64;
             let weight = burst.stands_for as f64;
-            (walks / burst.instructions as f64 * weight, weight)
+            (of(burst) / burst.instructions as f64 * weight, weight)
         };
         ratio(&self.list.iter().map(pair).collect::<Vec<_>>())
+    }
+
+    /// Returns the program's instructions that all bursts represent.
+    pub fn stands_for(&self) -> u128 {
+        self.list.iter().map(|burst| u128::from(burst.stands_for)).sum()
     }
 }
 
 impl Burst {
-    fn since(&self, before: &Burst) -> Burst {
-        let old = before.walks.iter().copied().chain(std::iter::repeat([0; 2]));
-        let walks = self.walks.iter().zip(old).map(|(new, old)| [new[0] - old[0], new[1] - old[1]]);
+    /// Returns the count with this index.
+    pub fn count(&self, nth: usize) -> f64 {
+        self.counts.get(nth).map_or(0.0, |count| *count as f64)
+    }
+
+    /// Returns what was counted since an earlier moment.
+    pub(crate) fn since(&self, before: &Burst) -> Burst {
+        let old = before.counts.iter().chain(std::iter::repeat(&0));
+        let counts = self.counts.iter().zip(old).map(|(new, old)| new - old);
         let instructions = self.instructions - before.instructions;
-        Burst { instructions, stands_for: instructions, walks: walks.collect() }
+        Burst { instructions, stands_for: instructions, counts: counts.collect() }
     }
 }
 
@@ -182,7 +191,7 @@ mod tests {
     fn bursts_are_what_came_between_phases() {
         let mut bursts = Bursts::default();
         let total =
-            |instructions, walks| Burst { instructions, stands_for: 0, walks: vec![[0, walks]] };
+            |instructions, walks| Burst { instructions, stands_for: 0, counts: vec![walks] };
         let mut enters = |stage, gap, total| bursts.enters((0, 3), stage, (gap, false), total);
         enters(SamplingStage::Skipped, 0, total(5, 1));
         enters(SamplingStage::Warming, 0, total(5, 1));
@@ -204,7 +213,7 @@ mod tests {
             |instructions, stands_for, walks| Burst { stands_for, ..total(instructions, walks) };
         let list = [burst(100, 450, 3), burst(5, 355, 1), burst(10, 60, 0), burst(10, 100, 1)];
         assert_eq!(bursts.list(), list);
-        assert_eq!(bursts.estimate(0, Side::Data), None, "of four bursts");
+        assert_eq!(bursts.estimate(|burst| burst.count(0)), None, "of four bursts");
         assert_eq!(bursts.check(1), Ok(()));
     }
 
@@ -231,12 +240,12 @@ mod tests {
         let of = |instructions, stands_for, misses| Burst {
             instructions,
             stands_for,
-            walks: vec![[0, misses]],
+            counts: vec![misses],
         };
         let slow = || of(1000, 100_000, 100);
         let four = || [slow(), slow(), slow(), of(5000, 300_000, 0)];
         let bursts = Bursts { list: (0..10).flat_map(|_| four()).collect(), ..Bursts::default() };
-        let value = bursts.estimate(0, Side::Data).unwrap().value;
+        let value = bursts.estimate(|burst| burst.count(0)).unwrap().value;
         assert!((value - 0.05).abs() < 1e-9);
     }
 

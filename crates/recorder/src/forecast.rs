@@ -11,9 +11,9 @@ mod timing;
 
 pub use parts::{AddressSet, BlockForecast, PartForecast, address_set};
 pub use saving::{Bounded, Saved};
-pub use timing::{Timed, TimingError, time};
+pub use timing::{Rounds, Timed, TimingError, time};
 
-use crate::predict::{Faults, Predictor, Walks};
+use crate::predict::{Faults, Predicted, Predictor, Walks};
 use pagetax_core::address_pattern::AddressPart;
 use pagetax_core::calibration::{Calibration, FaultKind, WalkPattern};
 use pagetax_core::diagnosis::Took;
@@ -95,7 +95,7 @@ pub struct Forecast {
 }
 
 impl Forecast {
-    /// Predicts the time with each of `sizes`. `pages` saw base pages first, then `sizes` in this order.
+    /// Predicts the time with each of `sizes`. `pages` has base pages first, then `sizes` in this order.
     /// `timed` and `recipes` hold base pages first, then `sizes` or nothing.
     ///
     /// # Errors
@@ -103,7 +103,7 @@ impl Forecast {
     pub fn new(
         of: String,
         sizes: &[PageSize],
-        pages: &Predictor,
+        pages: &Predicted,
         calibration: &Calibration,
         (timed, recipes): (&Timed, &[Recipe]),
     ) -> Result<Forecast, UnknownCost> {
@@ -113,8 +113,8 @@ impl Forecast {
         let mut forecast = Forecast {
             of,
             base_ns: base.and_then(|runs| median(&wall_ns(runs))),
-            walks: pages.walks(0),
-            faults: pages.faults(0),
+            walks: pages.walks[0],
+            faults: pages.faults[0],
             paces: paces.collect(),
             measured_fault_count: base.and_then(median_fault_count),
             predictions: Vec::new(),
@@ -126,8 +126,9 @@ impl Forecast {
         forecast.note_paces();
         let paced = timed.beside.pace(calibration);
         for (nth, size) in sizes.iter().enumerate() {
-            let after = (pages.walks(nth + 1), pages.faults(nth + 1));
-            let mut prediction = forecast.predict(*size, after, &paced, base)?;
+            let after = (pages.walks[nth + 1], pages.faults[nth + 1]);
+            let error_ns = pages.sampling_error_ns.get(nth + 1).copied().unwrap_or(0.0);
+            let mut prediction = forecast.predict(*size, after, error_ns, &paced, base)?;
             if let (Some(base), Some(runs), Some(recipe)) =
                 (base, timed.runs.get(nth + 1), recipes.get(nth + 1))
             {
@@ -172,16 +173,19 @@ impl Forecast {
         &mut self,
         size: PageSize,
         (walks, faults): (Walks, Faults),
+        sampling_error_ns: f64,
         paced: &Calibration,
         base: Option<&[Finished]>,
     ) -> Result<Prediction, UnknownCost> {
-        let saved = Saved::new(
+        let mut saved = Saved::new(
             size,
             (self.walks, self.faults),
             (walks, faults),
             paced,
             self.measured_fault_count,
         )?;
+        saved.walks.low -= sampling_error_ns;
+        saved.walks.high += sampling_error_ns;
         let (time_ns, speedup) = match base.map(|runs| with_time(saved.total(), runs)) {
             Some(Ok((time, speedup))) => (Some(time), Some(speedup)),
             Some(Err(why)) => {

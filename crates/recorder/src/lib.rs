@@ -39,6 +39,7 @@ pub mod places;
 pub mod predict;
 pub mod profile;
 pub mod ring;
+pub mod sampled;
 pub mod session;
 pub mod simulate;
 pub mod stream;

@@ -45,6 +45,29 @@ impl Walks {
         }
     }
 
+    /// The number of counts in [`Walks::counts`].
+    pub(crate) const COUNTS: usize = 6;
+
+    /// Returns all its counts.
+    pub(crate) fn counts(&self) -> [u64; Walks::COUNTS] {
+        let Walks {
+            dependent_count,
+            dependent_ps,
+            other_count,
+            other_ps,
+            other_alone_ps,
+            level_ps,
+        } = *self;
+        [dependent_count, dependent_ps, other_count, other_ps, other_alone_ps, level_ps]
+    }
+
+    /// Returns the walks with these counts.
+    pub(crate) fn from_counts(counts: [u64; Walks::COUNTS]) -> Walks {
+        let [dependent_count, dependent_ps, other_count, other_ps, other_alone_ps, level_ps] =
+            counts;
+        Walks { dependent_count, dependent_ps, other_count, other_ps, other_alone_ps, level_ps }
+    }
+
     /// Returns the best estimate and the lower and upper bound, in nanoseconds. Best: other walks
     /// overlap as those of random gathers do. Low: they hide behind other work. High: none overlap.
     pub fn ns(&self) -> (f64, f64, f64) {
@@ -171,6 +194,20 @@ pub struct BlockUse {
     pub large: (Walks, Faults),
 }
 
+/// The walks and the first touches of a program by page size, base pages first.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Predicted {
+    /// The walks of each size.
+    pub walks: Vec<Walks>,
+    /// The first touches of each size.
+    pub faults: Vec<Faults>,
+    /// Half of the 95 % interval of the time of walks that each size saves, in nanoseconds: the error of the
+    /// sample. Empty if all was recorded.
+    pub sampling_error_ns: Vec<f64>,
+    /// Loads and stores.
+    pub access_count: u64,
+}
+
 /// An observer that predicts walks and faults for several page sizes.
 pub struct Predictor {
     cpu: Translation,
@@ -262,6 +299,17 @@ impl Predictor {
         let mut faults = size.faults;
         size.large.iter().for_each(|((.., shift), used)| faults += used.faults(*shift));
         faults
+    }
+
+    /// Returns what was predicted, of all that it was shown.
+    pub fn predicted(&self) -> Predicted {
+        let sizes = 0..self.sizes.len();
+        Predicted {
+            walks: sizes.clone().map(|size| self.walks(size)).collect(),
+            faults: sizes.map(|size| self.faults(size)).collect(),
+            sampling_error_ns: Vec::new(),
+            access_count: self.access_count,
+        }
     }
 
     /// Returns the use of each block of memory, of a predictor by part.

@@ -9,12 +9,12 @@
 //! the engine's filter, which holds none of these pages: [`crate::filter::INDEX_END`], [`WAYS_MAX`].
 
 mod replay_adapter;
-mod warm;
+pub(crate) mod warm;
 
 pub use replay_adapter::ReplayAdapter;
 use warm::{WarmUps, WriterProgress};
 
-use crate::bursts::{Burst, Bursts};
+use crate::bursts::{Burst, Bursts, RateEstimate};
 use crate::config::{MachineConfig, PagePolicy};
 use crate::counters::{CpuCounters, Side};
 use crate::filter::{self, FilteredTlb, LARGE_SHIFT, PAGE_SHIFT};
@@ -353,16 +353,21 @@ impl Simulation {
     /// Returns a writer's counts so far, of bursts only.
     fn counted(&self, writer: Writer) -> Burst {
         let configs = self.configs.len();
-        let mut total = Burst { walks: vec![[0; 2]; configs], ..Burst::default() };
+        let mut total = Burst { counts: vec![0; configs * 2], ..Burst::default() };
         for thread in self.threads.iter().filter(|thread| thread.writer == writer.number) {
             total.instructions += thread.counted_count;
-            for (walks, cpu) in total.walks.iter_mut().zip(&thread.cpus) {
+            for (nth, cpu) in thread.cpus.iter().enumerate() {
                 for side in [Side::Code, Side::Data] {
-                    walks[side as usize] += cpu.counters.total(side).tlb_count;
+                    total.counts[walks_of(nth, side)] += cpu.counters.total(side).tlb_count;
                 }
             }
         }
         total
+    }
+
+    /// Estimates the misses of a configuration on a side for each instruction of the program, from bursts.
+    pub fn estimate(&self, config: usize, side: Side) -> Option<RateEstimate> {
+        self.bursts.estimate(|burst| burst.count(walks_of(config, side)))
     }
 
     fn mapping(&mut self, writer: Writer, start: u64, bytes: u64, hint: MappingHint) {
@@ -375,6 +380,11 @@ impl Simulation {
             }
         }
     }
+}
+
+/// Returns the index of a burst's misses.
+fn walks_of(config: usize, side: Side) -> usize {
+    config * 2 + side as usize
 }
 
 /// Returns a tag, which must not be 0.

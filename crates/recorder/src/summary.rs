@@ -1,5 +1,6 @@
 //! The notes under a simulation's figures: its totals, and the error of a sampled recording.
 
+use crate::bursts::Bursts;
 use crate::config::MachineConfig;
 use crate::counters::Side;
 use crate::engine::EngineKind;
@@ -35,7 +36,7 @@ pub fn notes(ended: &SessionOutcome, simulation: &Simulation, engine: EngineKind
     if simulation.threads().is_empty() {
         notes.push("the program had no instructions to record".into());
     }
-    match failure(ended, simulation) {
+    match failure(ended, simulation.bursts()) {
         Some(failure) => notes.push(failure),
         None => notes.extend(sampling(simulation, engine)),
     }
@@ -46,9 +47,9 @@ pub fn notes(ended: &SessionOutcome, simulation: &Simulation, engine: EngineKind
 }
 
 /// Returns the error that makes a native recording invalid.
-fn failure(ended: &SessionOutcome, simulation: &Simulation) -> Option<String> {
+pub fn failure(ended: &SessionOutcome, bursts: &Bursts) -> Option<String> {
     let native = ended.native.as_ref()?;
-    let checked = simulation.bursts().check(native.cpu_ns + TICK_NS);
+    let checked = bursts.check(native.cpu_ns + TICK_NS);
     let impossible = |error| format!("the recording failed: {error}; its figures are invalid");
     native.failure().or_else(|| checked.err().map(impossible))
 }
@@ -85,7 +86,7 @@ fn sampling(simulation: &Simulation, engine: EngineKind) -> Vec<String> {
     }
     for (nth, config) in simulation.configs().iter().enumerate() {
         for (side, name) in SIDES {
-            let Some(found) = bursts.estimate(nth, side) else {
+            let Some(found) = simulation.estimate(nth, side) else {
                 notes.push("too few bursts for an interval: record without --sample".into());
                 return notes;
             };

@@ -4,6 +4,8 @@
 #[macro_use]
 #[path = "../../remote/tests/both_ways/mod.rs"]
 mod both_ways;
+#[path = "../../remote/tests/turns/mod.rs"]
+mod turns;
 
 use both_ways::{is_copied_out, runs_in};
 use pagetax_remote::server::listen::{Server, ServerOptions};
@@ -11,6 +13,7 @@ use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::Ordering;
+use turns::turns;
 
 both_ways! {
     sort_with_threads,
@@ -328,7 +331,8 @@ for turn in range(3):
 
 fn each_way_to_fork_gives_the_child_its_memory() {
     let folder = tempfile::tempdir().unwrap();
-    assert_same(&build("ways_to_fork", folder.path()), &[], 12, "");
+    let mib = turns(24).max(8);
+    assert_same(&build("ways_to_fork", folder.path()), &[&mib.to_string()], mib / 2, "");
 }
 
 fn processes_end_with_their_last_thread() {

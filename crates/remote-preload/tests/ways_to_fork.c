@@ -1,4 +1,5 @@
-/* Each way to create a child with a copy of the memory: the child has all of it, or the call fails with a line. */
+/* Each way to create a child with a copy of the memory: the child has all of it, or the call fails with a line.
+ * Usage: ways_to_fork MIB */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -16,14 +17,15 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { LARGE = 24 << 20, STACK = 64 << 10 };
+enum { STACK = 64 << 10 };
 
 static char *large;
+static size_t large_bytes;
 static int report;
 
 static int is_right(void)
 {
-    for (size_t at = 0; at < LARGE; at += 4096)
+    for (size_t at = 0; at < large_bytes; at += 4096)
         if (large[at] != (char)(at >> 12))
             return 0;
     return 1;
@@ -33,8 +35,8 @@ static int is_right(void)
 static int child(void *unused)
 {
     int before = is_right();
-    memset(large, 3, LARGE);
-    for (size_t at = 0; at < LARGE; at += 4096)
+    memset(large, 3, large_bytes);
+    for (size_t at = 0; at < large_bytes; at += 4096)
         before &= large[at] == 3;
     return before ? 7 : 8;
 }
@@ -103,15 +105,18 @@ static void by_daemon(void)
     close(pipes[0]);
 }
 
-int main(void)
+int main(int count, char **words)
 {
+    if (count != 2)
+        return 2;
+    large_bytes = (size_t)atol(words[1]) << 20;
     static const struct { const char *name; pid_t (*call)(void); } ways[] = {
         {"fork", by_fork}, {"_Fork", by_Fork}, {"SYS_fork", by_syscall},
         {"SYS_clone", by_clone_call}, {"SYS_clone3", by_clone3}, {"forkpty", by_forkpty},
         {"the C library's fork", by_own_fork},
     };
-    large = malloc(LARGE);
-    for (size_t at = 0; at < LARGE; at += 4096)
+    large = malloc(large_bytes);
+    for (size_t at = 0; at < large_bytes; at += 4096)
         large[at] = (char)(at >> 12);
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
         pid_t pid = ways[i].call();

@@ -101,10 +101,19 @@ fn watchful(url: String) -> (RedisStore, Arc<Mutex<Vec<String>>>) {
     let lines: Arc<Mutex<Vec<String>>> = Arc::default();
     let into = lines.clone();
     let log: Log = Arc::new(move |line: &str| into.lock().unwrap().push(line.into()));
-    let check_every = Duration::from_millis(100);
-    let options =
-        EngineOptions { copies: 2, check_every, log: Some(log), ..EngineOptions::new(url) };
+    let options = EngineOptions {
+        copies: 2,
+        check_every: Duration::from_millis(100),
+        answer_within: Duration::from_secs(1),
+        log: Some(log),
+        ..EngineOptions::new(url)
+    };
     (RedisStore::connect(options).unwrap(), lines)
+}
+
+/// Returns true if a line with these words was logged.
+fn logged(lines: &Mutex<Vec<String>>, words: &str) -> bool {
+    lines.lock().unwrap().iter().any(|line| line.contains(words))
 }
 
 #[test]
@@ -179,9 +188,27 @@ fn with_two_copies_one_master_after_the_other_may_be_started_anew() {
     for node in &mut nodes {
         lines.lock().unwrap().clear();
         restart(node);
-        let is_done = |line: &String| line.contains("copied anew");
-        wait_until("lost copies to be made again", || lines.lock().unwrap().iter().any(is_done));
+        wait_until("lost copies to be made again", || logged(&lines, "copied anew"));
     }
+    assert_eq!(unread(&mut *store.reader().unwrap(), region, 60), (0, 0));
+}
+
+#[test]
+fn an_empty_master_does_not_stand_for_one_that_is_slow() {
+    let Some(mut nodes) = RedisServer::start_cluster(3) else { return };
+    let (store, lines) = watchful(url_of(&nodes));
+    let region = fill(&store, 60);
+    let slow = nodes[1].child.id().to_string();
+    let signal = |which: &str| Command::new("kill").args([which, &slow]).status().unwrap();
+    signal("-STOP");
+    restart(&mut nodes[0]);
+    // The pages of the first master are on the stopped one, or on the last.
+    wait_until("copies to be looked for", || !lines.lock().unwrap().is_empty());
+    signal("-CONT");
+    wait_until("lost copies to be made again", || logged(&lines, "copied anew"));
+    lines.lock().unwrap().clear();
+    restart(&mut nodes[1]);
+    wait_until("lost copies to be made again", || logged(&lines, "copied anew"));
     assert_eq!(unread(&mut *store.reader().unwrap(), region, 60), (0, 0));
 }
 

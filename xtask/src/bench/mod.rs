@@ -16,11 +16,13 @@ mod noise;
 mod null;
 mod page;
 mod pages;
+mod parts;
 mod preload;
 mod programs;
 mod ranking;
 mod reclaim;
 mod recorder;
+mod redis;
 mod remote;
 mod remote_programs;
 mod reproduce;
@@ -36,6 +38,7 @@ mod unexplained;
 mod verdict_time;
 mod verdicts;
 mod whatif;
+mod whatif_sample;
 mod workers;
 
 use crate::book;
@@ -110,6 +113,11 @@ const BENCHES: &[Bench] = &[
         run: recorder::run,
     },
     Bench {
+        name: "redis",
+        what: "p99 and throughput of Redis around a fork, on base and on large pages (limit: 5 of 5 alike)",
+        run: |_| redis::run(),
+    },
+    Bench {
         name: "page",
         what: "how long the page of a large document takes to open in a browser (limit: 1 s)",
         run: |_| page::run(),
@@ -118,6 +126,11 @@ const BENCHES: &[Bench] = &[
         name: "page-sizes",
         what: "time on base pages ÷ time on large ones, by each way to get them (as root: pools too)",
         run: |_| pages::run(),
+    },
+    Bench {
+        name: "parts",
+        what: "the part of memory that deserves large pages, as diagnose --parts finds it (limit: 12 runs)",
+        run: |_| parts::run(),
     },
     Bench {
         name: "preload",
@@ -193,6 +206,11 @@ const BENCHES: &[Bench] = &[
         name: "whatif",
         what: "speed-ups that whatif predicts beside those of trials (limit: 8 of 10 within 10 %)",
         run: whatif::run,
+    },
+    Bench {
+        name: "whatif-sample",
+        what: "time and error of whatif --sample on programs of 10 s (limit: 60 s)",
+        run: whatif_sample::run,
     },
     Bench {
         name: "workers",

@@ -108,7 +108,7 @@ pub fn run(parts: &[String]) -> Result<Outcome> {
         }
         // The command's own output would mix with ours.
         let whatif =
-            format!("{} whatif -f --verify --runs 7 --json=whatif.json", pagetax.display());
+            format!("{} whatif -f --verify --runs 11 --json=whatif.json", pagetax.display());
         let script = format!("{whatif} -- {command} > table");
         let mut sh = Command::new("sh");
         sh.args(["-c", &script]).current_dir(folder.path());
@@ -166,8 +166,8 @@ fn promise(errors: &[Error], is_whole: bool) -> (String, bool) {
     };
     let (ours, of_no_change) = (mean(|error| error.percent), mean(Error::of_no_change));
     let text = format!(
-        "{within} of {} within ±{ERROR_MAX} % ({:.0} % wanted), the largest error is {:+.1} %; {} gain 10 % or more \
-         ({GAINERS_MIN} wanted): their mean error is {ours:.1} %, and that of predicting 1.00 is {of_no_change:.1} % \
+        "{within} of {} within ±{ERROR_MAX} % ({:.0} % wanted). The largest error is {:+.1} %. {} gain 10 % or more \
+         ({GAINERS_MIN} wanted): their mean error is {ours:.1} %. That of predicting 1.00 is {of_no_change:.1} % \
          (at most half of it is wanted)",
         errors.len(),
         WITHIN_MIN * 100.0,
@@ -181,13 +181,13 @@ fn promise(errors: &[Error], is_whole: bool) -> (String, bool) {
 }
 
 /// Memory that nobody gets as long as this lives.
-struct Held(Child);
+pub(super) struct Held(Child);
 
 impl Held {
     /// Allocates all free memory in blocks below 2M. The cost of base pages in a virtual machine depends on
     /// their scatter, which changes by the minute. Without these blocks the calibration and all trials get
     /// adjacent pages.
-    fn scattered_memory(folder: &Path) -> Result<Held> {
+    pub(super) fn scattered_memory(folder: &Path) -> Result<Held> {
         let text = std::fs::read_to_string("/proc/buddyinfo").context("cannot read buddyinfo")?;
         let pages = |line: &str| -> u64 {
             let counts = line.split_whitespace().skip(4).take(9).enumerate();
@@ -271,7 +271,7 @@ fn explanation(document: &Value) -> Result<String> {
     })
 }
 
-fn make_inputs(folder: &Path) -> Result<()> {
+pub(super) fn make_inputs(folder: &Path) -> Result<()> {
     let mut rng = pagetax_core::access::Rng::new(1);
     let numbers: String = (0..500_000).map(|_| format!("{}\n", rng.below(1 << 30))).collect();
     std::fs::write(folder.join("numbers"), numbers)?;

@@ -69,16 +69,19 @@ pub fn run(args: &Args) -> Result<()> {
         let block = format!("cargo xtask cases {}", case.name);
         let answer = case.ask(&root).with_context(|| case.name.clone())?;
         println!("{}: {}", case.name, answer.verdict);
-        let before = book::read(&block)?.and_then(|text| intervals_in(&text)).unwrap_or_default();
-        for line in contradictions(&before, &answer.intervals) {
-            println!("  CONTRADICTS the page: {line}");
+        let page = book::read(&block)?.unwrap_or_default();
+        let before = intervals_in(&page).unwrap_or_default();
+        let lines = contradictions(&before, &answer.intervals);
+        lines.iter().for_each(|line| println!("  CONTRADICTS the page: {line}"));
+        if !lines.is_empty() {
             contradicted.push(case.name.clone());
+            let [then, now] = [&page, &answer.text].map(|text| machine_in(text).unwrap_or("?"));
+            println!("  the page: {then}\n  now: {now}");
         }
         if args.write {
             book::write(&block, &answer.text)?;
         }
     }
-    contradicted.dedup();
     match contradicted.is_empty() || args.write {
         true => Ok(()),
         false => bail!("other answers than in docs/cases: {}", contradicted.join(", ")),
@@ -146,6 +149,11 @@ fn intervals_in(block: &str) -> Option<Intervals> {
     serde_json::from_str(json).ok()
 }
 
+/// Returns the line of a block that names the machine and the packages.
+fn machine_in(block: &str) -> Option<&str> {
+    block.split_once(INTERVALS)?.0.trim_end().lines().next_back()
+}
+
 /// Returns a line for each pair of intervals that have no value in common.
 fn contradictions(before: &Intervals, now: &Intervals) -> Vec<String> {
     let pair = |(name, (low, high)): (&String, &(f64, f64))| {
@@ -174,6 +182,10 @@ mod tests {
     fn intervals_contradict_if_they_have_nothing_in_common() {
         let block = r#"text <!-- intervals: {"base":[0.9,1.1],"thp-2M":[1.2,1.3]} --> more"#;
         let before = intervals_in(block).unwrap();
+        assert_eq!(
+            machine_in("```\n\nXeon, perl 5.\n\n<!-- intervals: {} -->"),
+            Some("Xeon, perl 5.")
+        );
         let of = |low, high| Intervals::from([("thp-2M".into(), (low, high))]);
         assert!(contradictions(&before, &of(1.25, 1.5)).is_empty());
         assert_eq!(contradictions(&before, &of(1.0, 1.1)).len(), 1);

@@ -26,6 +26,9 @@ minor=${minor%%.*}
 at_least() { [ "$major" -gt "$1" ] || [ "$major" -eq "$1" -a "$minor" -ge "$2" ]; }
 at_least 6 8 && export HAS_MOVE=1 HAS_MTHP=1
 at_least 6 7 && export HAS_SCAN=1
+# The kernel's own statistics may have DAMON for themselves.
+statistics=$(cat /sys/module/damon_stat/parameters/enabled 2>/dev/null)
+[ -e /sys/kernel/mm/damon/admin ] && [ "$statistics" != Y ] && export HAS_DAMON=1
 at_least 6 1 && export HAS_COLLAPSE=1 HAS_DEVICE=1
 
 # check NAME SECONDS SCRIPT: the script must succeed.
@@ -182,11 +185,15 @@ with open(\"/dev/null\", \"wb\", buffering=0) as out:
     row "diagnose --all, top" 100 5.10 5.10 '
         python3 /tmp/faults.py & busy=$!
         sleep 1
-        "$PAGETAX" diagnose --all --for 2s >ranking
+        "$PAGETAX" diagnose --all --for 2s --json=ranked >ranking
         "$PAGETAX" top --once >page
         kill $busy
         cat ranking page
         grep python3 ranking
+        if [ -n "$HAS_DAMON" ] && [ "$(id -u)" = 0 ]; then
+            grep "sampled by DAMON" ranked
+            grep "^0$" /sys/kernel/mm/damon/admin/kdamonds/nr_kdamonds
+        fi
         grep "PID CPU" page'
     row pmap 60 5.10 5.10 '
         . /tmp/holds.sh; holds 14

@@ -4,7 +4,7 @@ use anyhow::{Result, anyhow, bail};
 use pagetax_core::diagnosis::Basis;
 use pagetax_core::load::Metric;
 use pagetax_core::units::Nanos;
-use pagetax_host::measure::trial::{Ready, Service};
+use pagetax_host::measure::trial::{Ready, ServerProbe, Service};
 use std::time::Duration;
 
 /// The load of a server.
@@ -32,6 +32,16 @@ pub struct LoadArgs {
     #[arg(long, value_name = "FIGURE", default_value = "throughput", requires = "load")]
     metric: String,
 
+    /// Send requests of our own while it is loaded: http://HOST:PORT/PATH or redis://HOST:PORT. The metrics
+    /// p50, p99 and p999 are then those of these requests
+    #[arg(long, value_name = "URL", requires = "load")]
+    probe: Option<String>,
+
+    /// The number of these requests in a second
+    #[arg(long, value_name = "NUMBER", default_value_t = 1000, requires = "probe",
+          value_parser = clap::value_parser!(u32).range(1..))]
+    probe_rate: u32,
+
     /// A line of a shell to run in the middle of each load, such as `redis-cli bgsave`
     #[arg(long, value_name = "LINE", requires = "load")]
     event: Option<String>,
@@ -51,12 +61,17 @@ impl LoadArgs {
             Ready::parse(ready).map_err(|hint| anyhow!("--ready {ready}\n  hint: {hint}"))?;
         let metric = Metric::parse(&self.metric)
             .map_err(|hint| anyhow!("--metric {}\n  hint: {hint}", self.metric))?;
+        let probe = self.probe.as_ref().map(|url| {
+            ServerProbe::parse(url, self.probe_rate)
+                .map_err(|hint| anyhow!("--probe {url}\n  hint: {hint}"))
+        });
         Ok(Some(Service {
             ready,
             ready_limit: Duration::from_nanos(self.ready_limit.0),
             load: load.clone(),
             load_limit: Duration::from_nanos(self.load_limit.0),
             event: self.event.clone(),
+            probe: probe.transpose()?,
             metric,
             load_time: None,
         }))

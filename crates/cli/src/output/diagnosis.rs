@@ -29,9 +29,13 @@ const CAUSES_MAX: usize = 3;
 pub fn render(diagnosis: &Diagnosis) -> String {
     let rounds = diagnosis.trials.iter().map(|trial| trial.runs_ns.len()).max().unwrap_or(0);
     let has_probe = diagnosis.trials.iter().any(|trial| !trial.probe_ns.is_empty());
+    let mut loads = diagnosis.trials.iter().flat_map(|trial| &trial.loads);
     let how = match (diagnosis.side_by_side, has_probe) {
         (true, _) => " side by side",
         (false, true) => " beside a speed probe",
+        (false, false) if loads.any(|load| load.request_count.is_some()) => {
+            ", latencies of --probe"
+        }
         (false, false) => "",
     };
     let title = format!(

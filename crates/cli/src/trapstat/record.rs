@@ -11,7 +11,7 @@ use crate::{calibrate, exit, machines};
 use anyhow::{Context, Result, anyhow};
 use pagetax_host::sys::signal::asked_to_stop;
 use pagetax_recorder::config::{MachineConfig, PagePolicy};
-use pagetax_recorder::engine::{Engine, EngineKind};
+use pagetax_recorder::engine::Engine;
 use pagetax_recorder::listing::ListingIntervals;
 use pagetax_recorder::pages::{self, AccessKind, Thread};
 use pagetax_recorder::places::Segment;
@@ -48,10 +48,6 @@ impl AccessSource {
             .first()
             .context("no command to record\n  hint: name one: pagetax trapstat -- COMMAND")?;
         let (engine, _) = engine_for(name, args.engine, args.follow, args.sample)?;
-        if args.sample && engine.kind == EngineKind::Qemu {
-            let what = format!("the {} engine records all, it cannot sample", engine.kind);
-            return Err(unmet(format!("{what}\n  hint: leave --sample out")));
-        }
         Ok(AccessSource::Engine(engine))
     }
 }

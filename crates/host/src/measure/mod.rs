@@ -7,6 +7,7 @@ pub mod calibrate;
 mod captured;
 pub mod doctor;
 pub mod environment;
+pub mod fault_log;
 pub mod fragmentation;
 pub mod hatstat;
 pub mod kswapd;

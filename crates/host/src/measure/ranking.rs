@@ -1,23 +1,28 @@
 //! The processes that virtual memory costs most, found without a change to any of them.
 //!
 //! CPU times and faults of all processes are counted over an interval. Then each process that can pay
-//! much gets one look: clear its accessed bits, wait until it had some CPU time, and read which bits are
-//! set again. Processes with random accesses touch many pages in that time, readers in order few, and
-//! sleepers none.
+//! much gets one look at the pages that it touches in a short time: processes with random accesses touch
+//! many, readers in order few, and sleepers none. [`Damon`] samples them where the kernel has it. Elsewhere
+//! a look clears the accessed bits, waits until the process had some CPU time, and reads the bits again.
 //!
-//! Invariant: each process gets at most one clear_refs and one smaps_rollup. Both hold its mmap lock, so
-//! a loop would stall its faults.
+//! Invariant: without DAMON, each process gets at most one clear_refs and one smaps_rollup. Both hold its
+//! mmap lock, so a loop would stall its faults.
 
+mod damon;
+
+use self::damon::Damon;
 use crate::measure::system::{Process, Scope};
 use crate::procfs::{Root, online_cpus, process_memory, smaps_rollup};
 use crate::sys::mapping::{OwnedMapping, Request, Source};
 use crate::sys::process::cpu_clock_ns;
+use crate::sys::signal::asked_to_stop;
 use pagetax_core::calibration::Calibration;
 use pagetax_core::ranking::{ProcessFigures, ProcessInterval, Ranking, TouchWindow};
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Processes with a smaller share of a CPU have no tax worth a look.
@@ -35,8 +40,9 @@ const WINDOW_CPU_NS_MIN: u64 = 100_000;
 /// Memory in which the price of an accessed bit is measured: more pages than a TLB holds.
 const MARK_PAGES: u64 = 8_192;
 
-const HOW: &str = "base pages touched in a window of 2 ms of CPU time × the calibrated price of a walk, plus \
-                   faults × their calibrated price; one clear_refs and one smaps_rollup a process";
+const PRICES: &str = "× the calibrated price of a walk, plus faults × their calibrated price";
+const BY_DAMON: &str = "base pages touched in 2 ms, sampled by DAMON";
+const BY_CLEARING: &str = "base pages touched in a window of 2 ms of CPU time (one clear_refs and one smaps_rollup a process)";
 
 /// Counters of a process since it started.
 type Times = [u64; 4];
@@ -44,7 +50,7 @@ type Times = [u64; 4];
 /// Ranks all processes by their tax in an interval.
 ///
 /// # Errors
-/// The list of CPUs or this process's own memory cannot be read.
+/// The list of CPUs or this process's own memory cannot be read, or a signal asks to stop.
 pub fn ranking(
     root: &Root,
     calibration: &Calibration,
@@ -65,15 +71,37 @@ pub fn ranking(
     // On a busy machine this process would wait for a CPU within a window, and lengthen it. Ordinary users may
     // not raise their priority, and get longer windows.
     let _ = rustix::process::setpriority_process(None, -20);
+    let (damon, why_not) = match Damon::take(root) {
+        Ok(damon) => (damon, None),
+        Err(why) => (None, Some(why)),
+    };
+    let mut by_damon = 0;
     for process in &mut figures {
-        look(root, process, elapsed_ns, mark_ns);
+        look(process, elapsed_ns, |pid| {
+            match damon.as_ref().map(|damon| damon.window(root, pid)) {
+                Some(Ok(window)) => {
+                    by_damon += 1;
+                    Ok(window)
+                }
+                Some(Err(why)) if asked_to_stop() => Err(why),
+                _ => window(root, pid, mark_ns),
+            }
+        });
+        if damon.is_some() && asked_to_stop() {
+            return Err("interrupted".into());
+        }
     }
+    drop(damon);
     figures.extend(ended(&before, &after));
     let mut ranking = Ranking {
         elapsed_ns,
         cpu_count: online_cpus(root)?.len() as u32,
         mark_ns,
-        how: HOW.into(),
+        how: match why_not {
+            Some(why) => format!("{BY_CLEARING} {PRICES}; DAMON was not used: {why}"),
+            None if by_damon > 0 => format!("{BY_DAMON} {PRICES}"),
+            None => format!("{BY_CLEARING} {PRICES}"),
+        },
         processes: figures.into_iter().map(|process| process.row(calibration)).collect(),
     };
     ranking.sort();
@@ -152,7 +180,11 @@ fn ended<'a>(
 }
 
 /// Looks at the pages that a process touches, if it can pay much.
-fn look(root: &Root, process: &mut ProcessFigures, elapsed_ns: u64, mark_ns: f64) {
+fn look(
+    process: &mut ProcessFigures,
+    elapsed_ns: u64,
+    window: impl FnOnce(u32) -> Result<TouchWindow, String>,
+) {
     let interval = match &process.interval {
         Ok(interval) => interval,
         Err(why) => {
@@ -167,7 +199,7 @@ fn look(root: &Root, process: &mut ProcessFigures, elapsed_ns: u64, mark_ns: f64
         process.window = Err("not looked at: less than 4 MiB are resident".into());
         process.is_small = true;
     } else {
-        process.window = window(root, process.pid, mark_ns);
+        process.window = window(process.pid);
     }
 }
 
@@ -205,11 +237,16 @@ fn touched(rollup: &std::collections::HashMap<String, u64>) -> (u64, u64) {
     (base, (part as u64).clamp(least.min(base), referenced.min(base).max(least.min(base))))
 }
 
-/// Clears the accessed bits of a process. A file that is not there, as in a captured tree, is not made.
+/// Clears the accessed bits of a process.
 fn clear_accessed(root: &Root, pid: u32) -> Result<(), String> {
-    let path = format!("/proc/{pid}/clear_refs");
-    let file = OpenOptions::new().write(true).open(root.path(&path));
-    file.and_then(|mut file| file.write_all(b"1")).map_err(|error| format!("{path}: {error}"))
+    write_there(&root.path(&format!("/proc/{pid}/clear_refs")), "1")
+}
+
+/// Writes a value into a file of the kernel. One that is not there, as in a captured tree, is not made.
+fn write_there(path: &Path, value: &str) -> Result<(), String> {
+    let file = OpenOptions::new().write(true).open(path);
+    let written = file.and_then(|mut file| file.write_all(value.as_bytes()));
+    written.map_err(|error| format!("{}: {error}", path.display()))
 }
 
 /// Measures the time that this machine takes to set an accessed bit, on memory of this process. A virtual

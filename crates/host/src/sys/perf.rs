@@ -76,6 +76,9 @@ pub struct EventSpec {
     /// True for records of forks, exits, execs and context switches. With sampling, each record ends in
     /// the thread and the time ([`FIELD_TID`], [`FIELD_TIME`]).
     pub task_records: bool,
+    /// True for records of execs and of new mappings. With sampling, each record ends in the thread and the
+    /// time.
+    pub mapping_records: bool,
     /// True to read the enabled and running times as well, for [`Event::scaled`].
     pub times: bool,
 }
@@ -106,6 +109,7 @@ impl EventSpec {
             enable_on_exec: false,
             exclude_callchain_user: false,
             task_records: false,
+            mapping_records: false,
             times: false,
         }
     }
@@ -136,10 +140,15 @@ impl EventSpec {
         // Hardware that cannot leave the kernel out refuses to leave the hypervisor out, too.
         attr.set_exclude_hv(self.exclude_kernel.into());
         attr.set_exclude_callchain_user(self.exclude_callchain_user.into());
+        let has_records = self.task_records || self.mapping_records;
         attr.set_task(self.task_records.into());
-        attr.set_comm(self.task_records.into());
+        attr.set_comm(has_records.into());
+        attr.set_comm_exec(has_records.into());
         attr.set_context_switch(self.task_records.into());
-        attr.set_sample_id_all(self.task_records.into());
+        attr.set_mmap(self.mapping_records.into());
+        attr.set_mmap_data(self.mapping_records.into());
+        attr.set_mmap2(self.mapping_records.into());
+        attr.set_sample_id_all(has_records.into());
         attr.set_disabled(self.enable_on_exec.into());
         attr.set_enable_on_exec(self.enable_on_exec.into());
         attr
@@ -260,6 +269,8 @@ pub const FIELD_IP: u64 = bindings::PERF_SAMPLE_IP as u64;
 pub const FIELD_TID: u64 = bindings::PERF_SAMPLE_TID as u64;
 /// Field of a sample: nanoseconds of CLOCK_MONOTONIC.
 pub const FIELD_TIME: u64 = bindings::PERF_SAMPLE_TIME as u64;
+/// Field of a sample: the address that the access was to, of a page fault that of its page or in it.
+pub const FIELD_ADDRESS: u64 = bindings::PERF_SAMPLE_ADDR as u64;
 /// Field of a sample: number of the CPU.
 pub const FIELD_CPU: u64 = bindings::PERF_SAMPLE_CPU as u64;
 /// Field of a sample: the period that it was taken with.
@@ -279,6 +290,10 @@ pub const RECORD_FORK: u32 = bindings::PERF_RECORD_FORK;
 pub const RECORD_EXIT: u32 = bindings::PERF_RECORD_EXIT;
 /// The type of [`PerfRecord`]s of a task's new name, as after an exec.
 pub const RECORD_COMM: u32 = bindings::PERF_RECORD_COMM;
+/// The bit of a [`RECORD_COMM`] of an exec.
+pub const MISC_COMM_EXEC: u16 = bindings::PERF_RECORD_MISC_COMM_EXEC as u16;
+/// The type of [`PerfRecord`]s of a new mapping, or one whose protection changed.
+pub const RECORD_MMAP2: u32 = bindings::PERF_RECORD_MMAP2;
 /// The bit of a [`RECORD_SWITCH`] by which the task leaves its CPU.
 pub const MISC_SWITCH_OUT: u16 = bindings::PERF_RECORD_MISC_SWITCH_OUT as u16;
 /// The bit of a [`RECORD_SWITCH`] by which the task was preempted.

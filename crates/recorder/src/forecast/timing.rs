@@ -2,6 +2,7 @@
 
 use pagetax_core::exit::Exit;
 use pagetax_host::measure::calibrate::{Beside, CalibrateError};
+use pagetax_host::measure::fault_log::{FaultLog, LoggedFaults};
 use pagetax_host::measure::trial::{self, Finished, Outputs, TrialCommand, TrialError};
 use pagetax_host::pages::Recipe;
 
@@ -14,6 +15,19 @@ pub struct Timed {
     pub exit: Option<Exit>,
     /// Costs of faults and walks, measured between the runs.
     pub beside: Beside,
+    /// The faults of the first run that warms caches, on base pages, if they were asked for.
+    pub logged: Option<LoggedFaults>,
+}
+
+/// The number of runs of each recipe.
+#[derive(Debug, Clone, Copy)]
+pub struct Rounds {
+    /// Runs that only warm caches; at least one, which shows how much memory the command takes.
+    pub warmup: u32,
+    /// Runs that are timed.
+    pub timed: u32,
+    /// True to log the faults of the first run.
+    pub logs_faults: bool,
 }
 
 /// A run, or a measurement between runs, failed.
@@ -25,6 +39,9 @@ pub enum TimingError {
     /// The measurement of walks and faults.
     #[error(transparent)]
     Calibrate(CalibrateError),
+    /// Faults cannot be logged here.
+    #[error("{0}")]
+    NoLog(String),
 }
 
 impl From<CalibrateError> for TimingError {
@@ -36,25 +53,29 @@ impl From<CalibrateError> for TimingError {
     }
 }
 
-/// Runs the command `rounds` times under each recipe, in turns, after rounds that only warm caches: at least
-/// one, which shows how much memory it takes.
+/// Runs the command under each recipe, in turns, first on base pages.
 pub fn time(
     launch: &mut TrialCommand,
     recipes: &[Recipe],
-    (warmup, rounds): (u32, u32),
+    rounds: Rounds,
     mut on_progress: impl FnMut(f64),
 ) -> Result<Timed, TimingError> {
-    let warmup = warmup.max(1);
-    let all = (warmup + rounds) as usize * recipes.len();
+    let warmup = rounds.warmup.max(1);
+    let all = (warmup + rounds.timed) as usize * recipes.len();
     let mut ended = 0;
     let mut timed = Timed { runs: vec![Vec::new(); recipes.len()], ..Timed::default() };
-    for round in 0..warmup + rounds {
+    let mut log = match rounds.logs_faults {
+        true => Some(FaultLog::start().map_err(TimingError::NoLog)?),
+        false => None,
+    };
+    for round in 0..warmup + rounds.timed {
         if round >= warmup {
             // Frees the memory that the first run gets next.
             timed.beside.measure(launch.memory_bytes)?;
         }
         for (recipe, runs) in recipes.iter().zip(&mut timed.runs) {
             let finished = trial::run(launch, recipe, &Outputs::default(), None)?;
+            timed.logged = timed.logged.take().or_else(|| log.take().map(FaultLog::finish));
             launch.learn(&finished);
             timed.exit = Some(finished.exit);
             ended += 1;

@@ -274,7 +274,6 @@ impl RedisState {
     /// Returns the error for the caller. One that may pass is [`StoreError::Unreachable`], which the
     /// pager waits for.
     fn error(&self, error: RedisError) -> StoreError {
-        let server = self.address.label();
         let may_pass = match error.kind() {
             ErrorKind::Io
             | ErrorKind::ClusterConnectionNotFound
@@ -298,9 +297,14 @@ impl RedisState {
             .map_or_else(|| error.to_string(), |first| RedisError::from(first.clone()).to_string());
         match first.map(|first| first.code()) {
             Some("OOM") => StoreError::Full { pages_asked: 1, pages_free: 0 },
-            _ if may_pass => StoreError::Unreachable { server, source: io::Error::other(why) },
-            _ => StoreError::Refused { server, why },
+            _ if may_pass => self.unreachable(why),
+            _ => StoreError::Refused { server: self.address.label(), why },
         }
+    }
+
+    /// Returns the error of a store that may answer again.
+    fn unreachable(&self, why: impl Into<Box<dyn Error + Send + Sync>>) -> StoreError {
+        StoreError::Unreachable { server: self.address.label(), source: io::Error::other(why) }
     }
 
     fn ask_node<T: FromRedisValue>(&self, node: &Address, command: &Cmd) -> Result<T, StoreError> {

@@ -6,8 +6,10 @@
 
 use crate::measure::system::{memory_cgroup, tick_ns};
 use crate::procfs::{Root, StatLine, process_memory};
+use rustix::process::{Resource, getrlimit};
 use std::collections::HashMap;
-use std::io::Read;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 
 /// The processes whose page tables are read in one look; those read longest ago come first.
 const TABLE_READS_MAX: usize = 500;
@@ -81,6 +83,9 @@ impl KnownTask {
 #[derive(Debug)]
 pub struct TaskTable {
     tasks: HashMap<u32, KnownTask>,
+    /// Open files of processes: to open one costs about as much as to read it.
+    files: HashMap<u32, File>,
+    files_max: usize,
     looks: u64,
     page_bytes: u64,
     tick_ns: u64,
@@ -90,8 +95,11 @@ impl TaskTable {
     /// Reads all processes for the first time. Their figures of the interval are 0.
     pub fn new(root: &Root) -> TaskTable {
         let page_bytes = rustix::param::page_size() as u64;
-        let tasks = HashMap::new();
-        let mut table = TaskTable { tasks, looks: 0, page_bytes, tick_ns: tick_ns() };
+        let (tasks, files) = (HashMap::new(), HashMap::new());
+        // The other half remains for what else is open.
+        let files_max = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX) as usize / 2;
+        let tick_ns = tick_ns();
+        let mut table = TaskTable { tasks, files, files_max, looks: 0, page_bytes, tick_ns };
         table.look(root);
         for task in table.tasks.values_mut() {
             (task.cpu_ns, task.minor_fault_count, task.major_fault_count) = (0, 0, 0);
@@ -109,9 +117,7 @@ impl TaskTable {
         self.looks += 1;
         let mut line = vec![0; STAT_BYTES_MAX];
         for pid in root.pids() {
-            let file = std::fs::File::open(root.path(&format!("/proc/{pid}/stat")));
-            // The kernel writes the whole line into one read.
-            let Ok(length) = file.and_then(|mut file| file.read(&mut line)) else { continue };
+            let Some(length) = self.read_line(root, pid, &mut line) else { continue };
             let line = String::from_utf8_lossy(&line[..length]);
             let Some(stat) = StatLine::parse(&line) else { continue };
             if let Some(fields) = StatFields::of(&stat) {
@@ -120,7 +126,26 @@ impl TaskTable {
         }
         let look = self.looks;
         self.tasks.retain(|_, task| task.look == look);
+        self.files.retain(|pid, _| self.tasks.contains_key(pid));
         self.read_tables(root);
+    }
+
+    /// Reads the line of a process into a buffer, and returns its length. The kernel writes all of it into
+    /// one read.
+    fn read_line(&mut self, root: &Root, pid: u32, line: &mut [u8]) -> Option<usize> {
+        if let Some(file) = self.files.get(&pid) {
+            if let Ok(length @ 1..) = file.read_at(line, 0) {
+                return Some(length);
+            }
+            // That process has ended; another may have its number now.
+            self.files.remove(&pid);
+        }
+        let file = File::open(root.path(&format!("/proc/{pid}/stat"))).ok()?;
+        let length = file.read_at(line, 0).ok()?;
+        if self.files.len() < self.files_max {
+            self.files.insert(pid, file);
+        }
+        Some(length)
     }
 
     fn update(&mut self, root: &Root, pid: u32, name: &str, stat: StatFields) {

@@ -8,12 +8,14 @@ mod prepared;
 mod proof;
 pub mod rounds;
 mod sampler;
+mod server_probe;
 mod service;
 pub(crate) mod tree;
 
 pub use prepared::Prepared;
 pub use proof::{Allocator, Evidence, took};
 pub use sampler::Peak;
+pub use server_probe::ServerProbe;
 pub use service::{Ready, Service};
 
 use crate::launch::Launcher;

@@ -2,6 +2,7 @@
 //!
 //! Invariant: the load belongs to no counter of the run. A thread that is older than the counters starts it.
 
+use super::server_probe::ServerProbe;
 use super::{Outputs, Running, STOP_POLL, TrialError, system};
 use crate::sys::signal::asked_to_stop;
 use pagetax_core::load::{LoadFigures, Metric};
@@ -12,6 +13,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// How often the server and its load are looked at.
@@ -36,6 +38,8 @@ pub struct Service {
     pub load_limit: Duration,
     /// A line of a shell that runs in the middle of the load.
     pub event: Option<String>,
+    /// The requests of our own beside the load; none if its latencies are those that the load prints.
+    pub probe: Option<ServerProbe>,
     /// The figure of the load.
     pub metric: Metric,
     /// The length of the last load; none before the first.
@@ -71,33 +75,61 @@ impl Ready {
     }
 }
 
-/// Starts commands from a thread that no counter follows.
-pub(super) struct Starter {
-    asked: mpsc::Sender<Command>,
-    started: mpsc::Receiver<std::io::Result<Child>>,
-}
+/// Starts commands and threads from a thread that no counter follows.
+pub(super) struct Starter(mpsc::Sender<Box<dyn FnOnce() + Send>>);
 
 impl Starter {
     pub fn new() -> Starter {
-        let (asked, commands) = mpsc::channel::<Command>();
+        let (asked, starts) = mpsc::channel::<Box<dyn FnOnce() + Send>>();
+        std::thread::spawn(move || starts.into_iter().for_each(|start| start()));
+        Starter(asked)
+    }
+
+    fn start<T: Send + 'static>(
+        &self,
+        what: &'static str,
+        start: impl FnOnce() -> std::io::Result<T> + Send + 'static,
+    ) -> Result<T, TrialError> {
+        let gone = || std::io::Error::other("the thread that starts loads has ended");
         let (tell, started) = mpsc::channel();
-        std::thread::spawn(move || {
-            for mut command in commands {
-                if tell.send(command.spawn()).is_err() {
-                    break;
-                }
-            }
+        let job = Box::new(move || {
+            // Who asked waits for the answer.
+            let _ = tell.send(start());
         });
-        Starter { asked, started }
+        let asked = self.0.send(job).map_err(|_| gone());
+        let started = asked.and_then(|()| started.recv().map_err(|_| gone())?);
+        started.map_err(system(what))
     }
 
     fn shell(&self, line: &str, stdout: Stdio) -> Result<LoadProcess, TrialError> {
         let mut command = Command::new("sh");
         command.args(["-c", line]).stdin(Stdio::null()).stdout(stdout).stderr(Stdio::null());
-        let gone = || std::io::Error::other("the thread that starts loads has ended");
-        let started = self.asked.send(command).map_err(|_| gone());
-        let started = started.and_then(|()| self.started.recv().map_err(|_| gone())?);
-        started.map(LoadProcess).map_err(system("start a shell"))
+        self.start("start a shell", move || command.spawn()).map(LoadProcess)
+    }
+
+    fn probe(&self, probe: &ServerProbe) -> Result<ProbeThread, TrialError> {
+        let (over, is_over) = mpsc::channel();
+        let probe = probe.clone();
+        let run = move || probe.run(&is_over);
+        let spawn = move || std::thread::Builder::new().name("server probe".into()).spawn(run);
+        let thread = self.start("start a thread", spawn)?;
+        Ok(ProbeThread { over, thread })
+    }
+}
+
+/// The thread that sends our own requests. It ends soon after this is dropped.
+struct ProbeThread {
+    over: mpsc::Sender<Instant>,
+    thread: JoinHandle<Result<LoadFigures, String>>,
+}
+
+impl ProbeThread {
+    fn finish(self, ended: Instant) -> Result<LoadFigures, TrialError> {
+        // A thread that has failed hears nothing.
+        let _ = self.over.send(ended);
+        let lost = |_| Err("its thread has ended".into());
+        let figures = self.thread.join().unwrap_or_else(lost);
+        figures.map_err(|why| TrialError::Service(format!("--probe: {why}")))
     }
 }
 
@@ -134,10 +166,12 @@ impl Service {
     ) -> Result<(LoadFigures, Duration), TrialError> {
         self.wait_until_ready(starter, running, outputs)?;
         let begun = Instant::now();
-        let output = self.load(starter, running)?;
+        let probe = self.probe.as_ref().map(|probe| starter.probe(probe)).transpose()?;
+        let output = self.load(starter, running, probe.as_ref())?;
         let took = begun.elapsed();
+        let own = probe.map(|probe| probe.finish(begun + took)).transpose()?;
         end(running)?;
-        let figures = self.metric.read(&output).map_err(TrialError::Service)?;
+        let figures = self.metric.read(&output, own).map_err(TrialError::Service)?;
         Ok((figures, took))
     }
 
@@ -176,8 +210,13 @@ impl Service {
         }
     }
 
-    /// Returns what the load printed.
-    fn load(&self, starter: &Starter, running: &mut Running<'_>) -> Result<String, TrialError> {
+    /// Returns what the load printed. It is cut off if the probe fails.
+    fn load(
+        &self,
+        starter: &Starter,
+        running: &mut Running<'_>,
+        probe: Option<&ProbeThread>,
+    ) -> Result<String, TrialError> {
         let begun = Instant::now();
         let mut load = starter.shell(&format!("exec 2>&1\n{}", self.load), Stdio::piped())?;
         let printed = load.0.stdout.take();
@@ -195,6 +234,9 @@ impl Service {
                 break status;
             }
             check(running, "while it was loaded")?;
+            if probe.is_some_and(|probe| probe.thread.is_finished()) {
+                return Ok(String::new());
+            }
             if let Some(line) = event.take_if(|_| begun.elapsed() >= event_at) {
                 events.push(starter.shell(line, Stdio::null())?);
             }

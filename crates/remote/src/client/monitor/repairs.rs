@@ -159,7 +159,7 @@ impl ServerMonitor {
 
     /// Copies one page of a run that has damaged pages. A damaged page comes from another server of
     /// the same layer, and `from` gets the good bytes too. If no server can have a good replica,
-    /// the page is lost and is left out.
+    /// the page is lost and is left out. A server that is up and did not answer may have one.
     fn copy_page(
         &mut self,
         at: ChunkAt,
@@ -174,7 +174,7 @@ impl ServerMonitor {
         self.shared.counters.bad_replicas_total.fetch_add(1, Ordering::Relaxed);
         let layer = self.shared.replicator().layer_of(at, from);
         let others = layer.minus(ServerSet::one(from));
-        match self.fetch_good_replica(at.region, others, page, Fetched::is_good) {
+        match self.fetch_good_replica(at.region, others, page, Fetched::is_good)? {
             Some(good) => self.put_to_all(at, to.union(ServerSet::one(from)), page, &good),
             None if others.minus(self.shared.replicator().up()).is_empty() => {
                 self.shared.log_line(&format!(
@@ -189,23 +189,31 @@ impl ServerMonitor {
         }
     }
 
-    /// Returns a page from the first of `servers` whose replica passes `is_good`.
+    /// Returns a page from the first of `servers` whose replica passes `is_good`; none if no server that is
+    /// up has one.
+    ///
+    /// # Errors
+    /// If a server that may have one did not answer.
     fn fetch_good_replica(
         &mut self,
         region: RegionId,
         servers: ServerSet,
         page: u64,
         is_good: impl Fn(&Fetched) -> bool,
-    ) -> Option<Fetched> {
+    ) -> Result<Option<Fetched>, LinkError> {
         let up = self.shared.replicator().up();
-        servers.and(up).iter().find_map(|server| match self.fetch(region, server, page, 1) {
-            Ok(fetched) => Some(fetched).filter(&is_good),
-            Err(LinkError::Failed(Failure::NotHeld { .. })) => None,
-            Err(error) => {
-                let _ = self.repair_failed(server, region, error, RequestKind::Read);
-                None
+        let mut failed = Ok(None);
+        for server in servers.and(up).iter() {
+            match self.fetch(region, server, page, 1) {
+                Ok(fetched) if is_good(&fetched) => return Ok(Some(fetched)),
+                Ok(_) | Err(LinkError::Failed(Failure::NotHeld { .. })) => {}
+                Err(error) => {
+                    failed =
+                        self.repair_failed(server, region, error, RequestKind::Read).map(|()| None);
+                }
             }
-        })
+        }
+        failed
     }
 
     /// Repairs damaged replicas that readers found. A page that was put again meanwhile stays: a
@@ -220,7 +228,7 @@ impl ServerMonitor {
             let others =
                 self.shared.replicator().reachable_members(at).minus(ServerSet::one(server));
             let is_good = |fetched: &Fetched| PageMac::of(&fetched.pages) == mac;
-            let Some(good) = self.fetch_good_replica(region, others, page, is_good) else {
+            let Ok(Some(good)) = self.fetch_good_replica(region, others, page, is_good) else {
                 continue;
             };
             // Compute the checksum anew: the checksum on the source server may be damaged as well.

@@ -60,11 +60,16 @@ impl SlotMap {
         self.owner.iter().all(Option::is_some)
     }
 
+    /// Returns the index of the master that has the slot of this key; none if no working one has it.
+    pub fn master(&self, key: &str) -> Option<u16> {
+        self.owner[slot(key)]
+    }
+
     /// Returns keys by master.
     pub fn by_master<'a>(&self, keys: &'a [String]) -> impl Iterator<Item = Vec<&'a String>> {
         let mut groups: BTreeMap<Option<u16>, Vec<&String>> = BTreeMap::new();
         for key in keys {
-            groups.entry(self.owner[slot(key)]).or_default().push(key);
+            groups.entry(self.master(key)).or_default().push(key);
         }
         groups.into_values()
     }
@@ -101,7 +106,7 @@ impl SlotMap {
         distrusted: &[bool],
         key: impl Fn(u8) -> String,
     ) -> Option<Salts> {
-        let master = |salt: u8| self.owner[slot(&key(salt))];
+        let master = |salt: u8| self.master(&key(salt));
         let is_trusted = |salt: &u8| !distrusted.get(slot(&key(*salt))).is_some_and(|lost| *lost);
         let mut taken: Vec<u16> = Vec::new();
         let mut take = |salt: u8| {

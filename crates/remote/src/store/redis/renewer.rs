@@ -38,6 +38,8 @@ struct Watch {
     distrusted: Vec<bool>,
     /// The number of looks that found pages lost.
     losses: u32,
+    /// True once the log says that copies wait.
+    has_said: bool,
 }
 
 /// The runs of the masters, by the id that each draws at its start. One that starts anew at its old place,
@@ -105,6 +107,7 @@ impl RedisState {
             runs: MasterRuns::default(),
             distrusted: Vec::new(),
             losses: 0,
+            has_said: false,
         };
         if options.copies > 1 {
             watch.runs.restarted(&self, &watch.settled);
@@ -170,13 +173,17 @@ impl RedisState {
         let (moves, is_all) = self.misplaced(&watch.distrusted, watch.losses);
         watch.moves.extend(moves);
         let count = watch.moves.len();
-        match self.move_all(&mut watch.moves) {
+        let moved = self.move_all(&mut watch.moves);
+        match &moved {
             Ok(()) if count > 0 => self.log(&format!(
                 "the masters of the cluster have changed: {count} parts of the memory were copied anew"
             )),
-            Ok(()) => {}
-            Err(error) => self.log(&format!("copies wait for another master: {error}")),
+            Err(error) if !watch.has_said => {
+                self.log(&format!("copies wait for another master: {error}"));
+            }
+            _ => {}
         }
+        watch.has_said = moved.is_err();
         if is_all && watch.moves.is_empty() {
             (watch.settled, watch.changed) = (slots, None);
             watch.distrusted.clear();
@@ -188,10 +195,14 @@ impl RedisState {
         if moves.is_empty() {
             return Ok(());
         }
-        let mut session = RedisSession::new(self.clone())?;
+        let mut mover = Mover {
+            session: RedisSession::new(self.clone())?,
+            slots: self.slots(),
+            silent: Vec::new(),
+        };
         let mut done = Ok(());
         moves.retain(|one| {
-            let moved = session.move_hash(one);
+            let moved = mover.move_hash(one);
             let has_failed = moved.is_err();
             done = std::mem::replace(&mut done, Ok(())).and(moved);
             has_failed
@@ -228,34 +239,57 @@ impl RedisState {
     }
 }
 
-impl RedisSession {
+/// The state of one round over all moves.
+struct Mover {
+    session: RedisSession,
+    slots: Arc<SlotMap>,
+    /// The masters that did not answer in this round. Each would hold up every hash for its timeout, and with
+    /// that the renewal of all.
+    silent: Vec<Option<u16>>,
+}
+
+impl Mover {
     /// Copies a hash to its new keys, from all old keys that answer. Pages that are there already, as a put
     /// or a better copy wrote them, stay.
+    ///
+    /// # Errors
+    /// If an old key may still have pages that were not copied.
     fn move_hash(&mut self, one: &Move) -> Result<(), StoreError> {
         let new: Vec<&String> = one.after.iter().filter(|key| !one.before.contains(key)).collect();
         let mut copied = Err(StoreError::BadRequest("a hash has a copy"));
+        let (mut is_whole, mut unread) = (false, None);
         for key in &one.before {
-            let done = self.copy_hash(key, &new);
-            copied = if copied.is_ok() { copied } else { done };
+            match self.copy_hash(key, &new) {
+                Ok(()) => {
+                    copied = Ok(());
+                    is_whole |= one.after.contains(key);
+                }
+                // A master that was started anew answers, and has nothing. It does not stand for this one.
+                Err(error) if self.slots.master(key).is_some() => unread = Some(error),
+                Err(error) => copied = copied.or(Err(error)),
+            }
         }
-        copied?;
-        if let Some(region) = self.shared.regions().get_mut(&one.region) {
+        match unread {
+            Some(error) if !is_whole => return Err(error),
+            _ => copied?,
+        }
+        let shared = &self.session.shared;
+        if let Some(region) = shared.regions().get_mut(&one.region) {
             region.used.entry(one.tag).and_modify(|hash| hash.earlier = None);
         }
-        let old = one.before.iter().filter(|key| !one.after.contains(key));
-        for key in old {
-            // A key whose master is gone expires.
-            let _ = self.run(|| vec![on_key("DEL", key)]);
+        // A key whose master is gone expires.
+        for key in one.before.iter().filter(|key| !one.after.contains(key)) {
+            let _ = self.run(&[key], || vec![on_key("DEL", key)]);
         }
         Ok(())
     }
 
-    fn copy_hash(&mut self, from: &str, to: &[&String]) -> Result<(), StoreError> {
-        let reply = self.run(|| vec![on_key("HGETALL", from)])?;
+    fn copy_hash(&mut self, from: &String, to: &[&String]) -> Result<(), StoreError> {
+        let reply = self.run(&[from], || vec![on_key("HGETALL", from)])?;
         let Some(Value::Array(fields)) = reply.into_iter().next() else {
             return Ok(());
         };
-        let life = self.shared.life();
+        let life = self.session.shared.life();
         let put = |key: &&String| -> Vec<Cmd> {
             let set = |pair: &[Value]| match pair {
                 [Value::BulkString(page), Value::BulkString(bytes)] => {
@@ -268,7 +302,25 @@ impl RedisSession {
             let pages = fields.chunks_exact(2).filter_map(set);
             pages.chain([expire(key, life)]).collect()
         };
-        self.run(|| to.iter().flat_map(put).collect())?;
+        self.run(to, || to.iter().flat_map(put).collect())?;
         Ok(())
+    }
+
+    /// Runs commands on these keys, unless a master of theirs is silent.
+    fn run(
+        &mut self,
+        keys: &[&String],
+        commands: impl Fn() -> Vec<Cmd>,
+    ) -> Result<Vec<Value>, StoreError> {
+        let masters = keys.iter().map(|key| self.slots.master(key));
+        if masters.clone().any(|master| self.silent.contains(&master)) {
+            let why = "a master of the cluster does not answer";
+            return Err(self.session.shared.unreachable(why));
+        }
+        let done = self.session.run(commands);
+        if matches!(done, Err(StoreError::Unreachable { .. })) {
+            self.silent.extend(masters);
+        }
+        done
     }
 }

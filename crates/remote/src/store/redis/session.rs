@@ -7,7 +7,6 @@ use crate::store::{
 };
 use redis::cluster::{ClusterConnection, cluster_pipe};
 use redis::{Cmd, Connection, ErrorKind, RedisError, RedisResult, Value};
-use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -223,8 +222,7 @@ impl RedisSession {
                 tags[..index].iter().for_each(|tag| {
                     region.used.entry(*tag).and_modify(|hash| hash.puts -= 1);
                 });
-                let source = io::Error::other("too few masters are up for so many copies");
-                return Err(StoreError::Unreachable { server: shared.address.label(), source });
+                return Err(shared.unreachable("too few masters are up for so many copies"));
             };
             let hash = region.used.entry(*tag).or_insert(Hash { salts, ..Hash::default() });
             hash.puts += 1;
