@@ -221,6 +221,7 @@ fn walk_row(walk: &WalkCost) -> Vec<String> {
     let pattern = match walk.pattern {
         WalkPattern::Dependent => "each from the last (chase)",
         WalkPattern::Independent => "known beforehand (gather)",
+        WalkPattern::InOrder => "page after page (sweep)",
     };
     vec![
         pattern.into(),

@@ -105,6 +105,8 @@ fn calibration() -> Calibration {
             walk(WalkPattern::Dependent, 256, 190.0, 140.0),
             walk(WalkPattern::Independent, 16, 12.0, 10.0),
             walk(WalkPattern::Independent, 256, 20.0, 10.0),
+            walk(WalkPattern::InOrder, 16, 4.3, 1.5),
+            walk(WalkPattern::InOrder, 256, 6.0, 5.0),
         ],
     }
 }
@@ -145,6 +147,7 @@ fn a_calibration_replaces_what_it_has_measured() {
     assert!((ns("l2_walk") - (256.0 * 49.7 - 16.0 * 9.7) / 240.0).abs() < 0.01);
     assert_eq!(ns("memory_walk"), ns("l2_walk"), "farther than measured costs as the farthest");
     assert!((ns("l1_overlapped") - 3.7).abs() < 0.01, "half of 4,096 pages are in the TLB");
+    assert!((ns("l1_in_order") - 2.5).abs() < 0.01 && (ns("l2_in_order") - 0.7).abs() < 0.01);
     assert_eq!(model.ps("access", "random").unwrap(), 10_000);
     assert_eq!(model.ps("access", "dependent").unwrap(), 140_000);
     assert_eq!(model.ps("fault", "zero_kib").unwrap(), 200_000);

@@ -4,8 +4,8 @@
 //! Both patterns of a calibration use page-table lines at random. Over a working set of n lines, the reuse
 //! distance of a line is uniform from 0 to n. So the measured cost of base pages is a mean over all distances
 //! up to n. The difference between two working sets gives the cost of the distances between them. Walks
-//! beyond the largest working set cost as much as its farthest. Constants that the calibration does not
-//! have stay unchanged.
+//! beyond the largest working set cost as much as its farthest. Walks in order reuse a line once a lap, at
+//! the distance n: their cost is as measured. Constants that the calibration does not have stay unchanged.
 
 use crate::model::{Constant, Model, ModelError};
 use pagetax_core::calibration::{Calibration, FaultKind, WalkPattern};
@@ -101,6 +101,7 @@ fn places(model: &Model, calibration: &Calibration) -> Result<Vec<(String, f64)>
     let hit_ns = model.ps("tlb", "level_2_hit")? as f64 / 1e3;
     let [alone, overlapped] = [WalkPattern::Dependent, WalkPattern::Independent]
         .map(|pattern| walk_prices(calibration, pattern, entries, hit_ns));
+    let in_order = prices_in_order(calibration, entries, hit_ns);
     let known: Vec<_> = alone.iter().zip(&overlapped).collect();
     let Some(mut lines) = known.first().map(|(first, _)| first.lines) else {
         return Ok(Vec::new());
@@ -115,7 +116,11 @@ fn places(model: &Model, calibration: &Calibration) -> Result<Vec<(String, f64)>
         }
         constants.push((format!("{place}_walk"), alone.ns));
         // Overlap cannot make a walk slower; a measurement that shows so is noise.
-        constants.push((format!("{place}_overlapped"), overlapped.ns.min(alone.ns)));
+        let overlapped_ns = overlapped.ns.min(alone.ns);
+        constants.push((format!("{place}_overlapped"), overlapped_ns));
+        if let Some(ns) = in_order.get(nr).or(in_order.last()) {
+            constants.push((format!("{place}_in_order"), ns.min(overlapped_ns)));
+        }
     }
     Ok(constants)
 }
@@ -129,21 +134,39 @@ struct WalkCost {
     width: u64,
 }
 
-/// Returns the costs of walks, nearest first and never falling.
+/// Returns the measurements over more memory than the TLB has entries for, the smallest working set first.
+fn measured(
+    calibration: &Calibration,
+    pattern: WalkPattern,
+    entries: u64,
+) -> Vec<&pagetax_core::calibration::WalkCost> {
+    let misses = |walk: &&pagetax_core::calibration::WalkCost| {
+        walk.pattern == pattern && walk.working_set_bytes / 4096 > entries
+    };
+    let mut walks: Vec<_> = calibration.walks.iter().filter(misses).collect();
+    walks.sort_by_key(|walk| walk.working_set_bytes);
+    walks
+}
+
+/// Returns the costs of walks in order in nanoseconds, nearest first. They may fall.
+fn prices_in_order(calibration: &Calibration, entries: u64, hit_ns: f64) -> Vec<f64> {
+    let walks = measured(calibration, WalkPattern::InOrder, entries);
+    walks.iter().map(|walk| (walk.extra.median_ns - hit_ns).max(0.0)).collect()
+}
+
+/// Returns the costs of walks at random, nearest first and never falling.
 fn walk_prices(
     calibration: &Calibration,
     pattern: WalkPattern,
     entries: u64,
     hit_ns: f64,
 ) -> Vec<WalkCost> {
-    let mut walks: Vec<_> = calibration.walks.iter().filter(|w| w.pattern == pattern).collect();
-    walks.sort_by_key(|walk| walk.working_set_bytes);
     let (mut prices, mut before): (Vec<WalkCost>, (u64, f64)) = (Vec::new(), (0, 0.0));
-    for walk in walks.iter().filter(|walk| walk.working_set_bytes / 4096 > entries) {
+    for walk in measured(calibration, pattern, entries) {
         let bytes = walk.working_set_bytes;
         // A cycle hits nothing of its previous lap; random accesses hit whatever the TLB still holds.
         let missing = match pattern {
-            WalkPattern::Dependent => 1.0,
+            WalkPattern::Dependent | WalkPattern::InOrder => 1.0,
             WalkPattern::Independent => 1.0 - (entries * 4096) as f64 / bytes as f64,
         };
         let mean_ns = (walk.extra.median_ns / missing - hit_ns).max(0.0);

@@ -155,7 +155,9 @@ fn walker(model: &Model, cpus: usize) -> Result<Refill, ModelError> {
     let ns = |key: &str| Ok(model.ps("walk", key)? as f64 / 1e3);
     let walk = |place: &str| -> Result<WalkNs, ModelError> {
         let alone = ns(&format!("{place}_walk"))?;
-        Ok(WalkNs { alone, overlapped: ns(&format!("{place}_overlapped"))? })
+        let [overlapped, in_order] =
+            ["overlapped", "in_order"].map(|key| ns(&format!("{place}_{key}")));
+        Ok(WalkNs { alone, overlapped: overlapped?, in_order: in_order? })
     };
     let place = |name: &&str| {
         Ok(LineCacheSpec {

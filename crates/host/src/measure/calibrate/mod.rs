@@ -236,7 +236,7 @@ impl Beside {
             same.sort_by(|a, b| a.extra.median_ns.total_cmp(&b.extra.median_ns));
             same.get(same.len() / 2).map(|walk| **walk)
         };
-        [WalkPattern::Dependent, WalkPattern::Independent].into_iter().filter_map(of).collect()
+        WalkPattern::ALL.into_iter().filter_map(of).collect()
     }
 }
 
@@ -376,7 +376,7 @@ mod tests {
         });
         assert!(anon.unwrap().cost.is_some());
         let (walks, notes) = walks::measure(effort, PageSize::M2, 1 << 30, |_| ()).unwrap();
-        assert_eq!(walks.len() + notes.len() * 2, 2, "{walks:?} {notes:?}");
+        assert_eq!(walks.len() + notes.len() * 3, 3, "{walks:?} {notes:?}");
         let mut beside = Beside::default();
         beside.measure(0).unwrap();
         assert!(beside.walks().is_empty() && !beside.faults.is_empty());
