@@ -3,10 +3,14 @@
 use anyhow::{Context, Result, bail};
 use std::process::{Command, Stdio};
 
+/// The variable that `cargo run` sets for us. The build script of ring depends on it: a cargo that inherits
+/// it, and one that does not, would each build ring and all that needs it anew.
+pub const OF_CARGO_RUN: &str = "CARGO_MANIFEST_DIR";
+
 /// Returns the cargo that runs us, with arguments.
 pub fn cargo_command(args: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
-    command.args(args);
+    command.args(args).env_remove(OF_CARGO_RUN);
     command
 }
 

@@ -89,6 +89,7 @@ fn tests() -> Result<Vec<Skip>> {
     // Tests send signals. A shell may have started us with some of them ignored.
     let mut cargo = Command::new("env");
     cargo.args(["--default-signal=HUP,INT,QUIT", "cargo", "test"]).args(TARGETS);
+    cargo.env_remove(shell::OF_CARGO_RUN);
     cargo.args(["--no-fail-fast", "--", "--show-output", "-Zunstable-options", "--report-time"]);
     // libtest reports times only if this variable makes it take the compiler for a nightly one. Only test
     // programs get it: cargo would rebuild everything.

@@ -5,6 +5,7 @@ use crate::packages;
 use crate::shell;
 use crate::skips::{self, Skip};
 use anyhow::{Result, bail};
+use std::fs;
 use std::process::Command;
 
 const SOURCES: &str = "web";
@@ -33,12 +34,14 @@ pub fn check() -> Result<()> {
     if let Some(reason) = missing_node() {
         return skips::report(&[Skip { test: "page of reports".into(), reason }]);
     }
-    let before = std::fs::read(ASSET)?;
+    let (before, made) = (fs::read(ASSET)?, fs::metadata(ASSET)?.modified()?);
     prepare()?;
     make()?;
-    if before != std::fs::read(ASSET)? {
+    if before != fs::read(ASSET)? {
         bail!("{ASSET} is not what {SOURCES} makes; run `cargo xtask web`, and commit it");
     }
+    // Otherwise pagetax would be built again.
+    fs::File::options().write(true).open(ASSET)?.set_modified(made)?;
     shell::succeed(in_sources("npm").arg("test"))
 }
 
