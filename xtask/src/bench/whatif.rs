@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 /// In percent, either way.
 const ERROR_MAX: f64 = 10.0;
@@ -18,6 +19,10 @@ const WITHIN_MIN: f64 = 0.9;
 const GAIN_MIN: f64 = 1.1;
 /// The number of programs that are to gain.
 const GAINERS_MIN: usize = 8;
+/// The fewest and the most pairs of trials.
+const PAIRS: (usize, usize) = (11, 41);
+/// The time that the trials of a program may take between these.
+const TRIALS_FOR: Duration = Duration::from_secs(24);
 /// The share of the error of who predicts 1.00 that remains, of the programs that gain.
 const ERROR_LEFT_MAX: f64 = 0.5;
 
@@ -106,13 +111,19 @@ pub fn run(parts: &[String]) -> Result<Outcome> {
             rows.push(vec![name.to_string(), "not installed".into()]);
             continue;
         }
+        let shell = |script: &str| -> Result<Duration> {
+            let begun = Instant::now();
+            let mut sh = Command::new("sh");
+            sh.args(["-c", script]).current_dir(folder.path());
+            shell::succeed(&mut sh).with_context(|| format!("whatif of {name}"))?;
+            Ok(begun.elapsed())
+        };
         // The command's own output would mix with ours.
-        let whatif =
-            format!("{} whatif -f --verify --runs 11 --json=whatif.json", pagetax.display());
-        let script = format!("{whatif} -- {command} > table");
-        let mut sh = Command::new("sh");
-        sh.args(["-c", &script]).current_dir(folder.path());
-        shell::succeed(&mut sh).with_context(|| format!("whatif of {name}"))?;
+        let once = shell(&format!("{command} > output"))?;
+        let pairs = (TRIALS_FOR.as_secs_f64() / 2.0 / once.as_secs_f64()) as usize;
+        let pairs = pairs.clamp(PAIRS.0, PAIRS.1);
+        let whatif = format!("{} whatif -f --verify --runs {pairs}", pagetax.display());
+        shell(&format!("{whatif} --json=whatif.json -- {command} > table"))?;
         let document = std::fs::read_to_string(folder.path().join("whatif.json"))?;
         let document: Value = serde_json::from_str(&document)?;
         let error = number(&document, "/sizes/0/error_percent")?;
