@@ -53,7 +53,8 @@ impl From<CalibrateError> for TimingError {
     }
 }
 
-/// Runs the command under each recipe, in turns, first on base pages.
+/// Runs the command under each recipe, in turns. The first run of all is on base pages. Each round begins with
+/// another recipe, as what is measured before a round leaves other caches and other free memory to its first run.
 pub fn time(
     launch: &mut TrialCommand,
     recipes: &[Recipe],
@@ -73,15 +74,16 @@ pub fn time(
             // Frees the memory that the first run gets next.
             timed.beside.measure(launch.memory_bytes)?;
         }
-        for (recipe, runs) in recipes.iter().zip(&mut timed.runs) {
-            let finished = trial::run(launch, recipe, &Outputs::default(), None)?;
+        for place in 0..recipes.len() {
+            let nth = (round as usize + place) % recipes.len();
+            let finished = trial::run(launch, &recipes[nth], &Outputs::default(), None)?;
             timed.logged = timed.logged.take().or_else(|| log.take().map(FaultLog::finish));
             launch.learn(&finished);
             timed.exit = Some(finished.exit);
             ended += 1;
             on_progress(ended as f64 / all as f64);
             if round >= warmup {
-                runs.push(finished);
+                timed.runs[nth].push(finished);
             }
         }
     }
