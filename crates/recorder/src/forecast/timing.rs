@@ -53,8 +53,9 @@ impl From<CalibrateError> for TimingError {
     }
 }
 
-/// Runs the command under each recipe, in turns. The first run of all is on base pages. Each round begins with
-/// another recipe, as what is measured before a round leaves other caches and other free memory to its first run.
+/// Runs the command under each recipe, in turns. The first run of all is on base pages. Each round begins
+/// with another recipe: what is measured before a round leaves other caches, and other free memory, to its
+/// first run.
 pub fn time(
     launch: &mut TrialCommand,
     recipes: &[Recipe],

@@ -233,7 +233,8 @@ const TAG_STEP: u64 = 1 << 17;
 struct Streams(Vec<(u64, usize)>);
 
 impl Streams {
-    /// Returns the place from which a stream got the line with this tag; none if the walk continues no stream.
+    /// Returns the place from which a stream got the line with this tag; none if the walk continues no
+    /// stream.
     fn place(&mut self, tag: u64, place: usize) -> Option<usize> {
         let lines = &mut self.0;
         let at_distance = |bits: u64| lines.iter().position(|(line, _)| line.abs_diff(tag) == bits);
@@ -399,7 +400,7 @@ fn guest_table_address(space: u64, address: u64, level: u32) -> u64 {
 mod tests {
     use super::*;
 
-    /// In a stream it costs a tenth of that among others.
+    /// Returns the costs of a walk, in a stream a tenth of that among others.
     fn both(alone: f64, overlapped: f64) -> WalkNs {
         WalkNs { alone, overlapped, in_order: overlapped / 10.0 }
     }
