@@ -8,7 +8,7 @@
 //! the distance n: their cost is as measured. Constants that the calibration does not have stay unchanged.
 
 use crate::model::{Constant, Model, ModelError};
-use pagetax_core::calibration::{Calibration, FaultKind, WalkPattern};
+use pagetax_core::calibration::{Calibration, FaultKind, WalkCost as MeasuredWalk, WalkPattern};
 
 /// The places of page-table lines, nearest first.
 const PLACES: [&str; 4] = ["l1", "l2", "l3", "memory"];
@@ -40,9 +40,8 @@ pub fn apply(model: &mut Model, calibration: &Calibration) -> Result<(), ModelEr
     for (key, pattern) in
         [("dependent", WalkPattern::Dependent), ("random", WalkPattern::Independent)]
     {
-        let far = |walk: &&pagetax_core::calibration::WalkCost| {
-            walk.pattern == pattern && walk.working_set_bytes >= FAR_BYTES
-        };
+        let far =
+            |walk: &&MeasuredWalk| walk.pattern == pattern && walk.working_set_bytes >= FAR_BYTES;
         let nearest = calibration.walks.iter().filter(far).min_by_key(|w| w.working_set_bytes);
         if let Some(walk) = nearest {
             set("access", key, walk.huge.median_ns, "ns")?;
@@ -135,14 +134,9 @@ struct WalkCost {
 }
 
 /// Returns the measurements over more memory than the TLB has entries for, the smallest working set first.
-fn measured(
-    calibration: &Calibration,
-    pattern: WalkPattern,
-    entries: u64,
-) -> Vec<&pagetax_core::calibration::WalkCost> {
-    let misses = |walk: &&pagetax_core::calibration::WalkCost| {
-        walk.pattern == pattern && walk.working_set_bytes / 4096 > entries
-    };
+fn measured(calibration: &Calibration, pattern: WalkPattern, entries: u64) -> Vec<&MeasuredWalk> {
+    let misses =
+        |walk: &&MeasuredWalk| walk.pattern == pattern && walk.working_set_bytes / 4096 > entries;
     let mut walks: Vec<_> = calibration.walks.iter().filter(misses).collect();
     walks.sort_by_key(|walk| walk.working_set_bytes);
     walks

@@ -243,13 +243,10 @@ impl Streams {
             None => (at_distance(TAG_STEP), place),
         };
         match found {
-            Some(at) => lines[..=at].rotate_right(1),
-            None => {
-                lines.truncate(STREAMS_MAX - 1);
-                lines.insert(0, (tag, place));
-            }
+            Some(at) => drop(lines.remove(at)),
+            None => lines.truncate(STREAMS_MAX - 1),
         }
-        lines[0] = (tag, place);
+        lines.insert(0, (tag, place));
         found.map(|_| place)
     }
 }
@@ -466,7 +463,11 @@ mod tests {
         let mut walker = PageWalker::new(&spec(false)).unwrap();
         walker.walk(0, 0, 12);
         let near = walker.walk(0, 4096, 12);
-        assert_eq!(near.ps(true), 10_000, "the same line, near");
+        assert_eq!(
+            (near.ps(true), near.ps(false)),
+            (10_000, 500),
+            "near, and in order from memory"
+        );
         walker.walk(0, 8 * 4096, 12);
         walker.walk(0, 16 * 4096, 12);
         assert_eq!(walker.walk(0, 0, 12).alone_ps, 30_000, "pushed out of the near cache");
