@@ -24,14 +24,13 @@ use pagetax_core::diagnosis::{
 use pagetax_core::exit::Exit;
 use pagetax_core::page_size::{MemoryPart, PartSizes};
 use pagetax_core::sequential::Stopping;
-use pagetax_core::stats::median;
 use pagetax_core::units::{Nanos, PageSize};
 use pagetax_host::launch::program::Program;
 use pagetax_host::measure::budget::{Totals, Translation, Watched, budget};
 use pagetax_host::measure::calibrate::cached;
 use pagetax_host::measure::environment::environment;
 use pagetax_host::measure::trial::rounds::{self, Ended, Schedule};
-use pagetax_host::measure::trial::{self, Finished, Peak, TrialCommand};
+use pagetax_host::measure::trial::{Finished, Peak, TrialCommand, trial_of};
 use pagetax_host::pages::base_page;
 use pagetax_host::pages::mechanism::{self, Conditions, Mechanism};
 use pagetax_host::pages::{PageSettings, Recipe, Unavailable};
@@ -399,38 +398,6 @@ fn of_job(recipe: Recipe, sizes: &PartSizes) -> Recipe {
         _ => BASE.into(),
     };
     recipe.by_arguments(vec!["--set".into(), format!("page_size={page_size}")])
-}
-
-fn trial_of(recipe: &Recipe, runs: &[Finished]) -> Trial {
-    let column = |of: fn(&Finished) -> u64| runs.iter().map(of).collect::<Vec<_>>();
-    let peaks: Vec<u64> = runs.iter().filter_map(|r| r.peak?.known_resident_bytes()).collect();
-    let failed = runs.iter().map(|r| r.exit).find(|exit| !exit.success());
-    Trial {
-        name: recipe.mechanism.name(),
-        page_bytes: recipe.mechanism.page_size().map(|size| size.bytes()),
-        mechanism: recipe.words(),
-        runs_ns: column(|r| r.wall_ns),
-        median_ns: median(&column(|r| r.wall_ns)).unwrap_or(0),
-        user_ns: column(|r| r.usage.user_ns),
-        kernel_ns: column(|r| r.usage.kernel_ns),
-        probe_ns: probes(runs),
-        steady_ns: Vec::new(),
-        fault_counts: column(|r| r.usage.minor_fault_count + r.usage.major_fault_count),
-        start_ns: runs.iter().filter_map(|run| run.start_ns).collect(),
-        loads: runs.iter().filter_map(|run| Some(run.load?.0)).collect(),
-        speedup: None,
-        speedup_over_base: None,
-        took: trial::took(&*recipe.mechanism, runs),
-        peak_resident_bytes: median(&peaks),
-        untouched_bytes: None,
-        exit: failed.unwrap_or(Exit::Code(0)),
-    }
-}
-
-/// Returns what the probe saw during each run; nothing if there was none.
-fn probes(runs: &[Finished]) -> Vec<Option<u64>> {
-    let seen: Vec<Option<u64>> = runs.iter().map(|run| run.probe_ns).collect();
-    if seen.iter().all(Option::is_none) { Vec::new() } else { seen }
 }
 
 /// Returns the trials that have runs, compared with the command as it is.

@@ -49,7 +49,7 @@ pub struct Args {
           value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: u32,
 
-    /// Runs of each size before these, which do not count; at least one, which shows how much memory it takes
+    /// Runs on base pages before these, which do not count; at least one, which shows how much memory it takes
     #[arg(long, value_name = "N", default_value_t = 1,
           value_parser = clap::value_parser!(u32).range(1..=1000))]
     warmup: u32,
@@ -114,9 +114,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
         _ => of_all(&source, by_part.as_ref(), &cpu, &shifts)?,
     };
     let unknown = |error| exit::with(exit::UNMET, error);
-    let given = (&timed, &recipes[..]);
     let mut forecast =
-        Forecast::new(source.title(), &sizes, &predicted, &calibration, given).map_err(unknown)?;
+        Forecast::new(source.title(), &sizes, &predicted, &calibration, &timed).map_err(unknown)?;
     if let Some(pages) = &mut by_block {
         forecast.add_parts(&args.by, pages, &calibration, &timed).map_err(unknown)?;
     }
@@ -169,13 +168,13 @@ fn of_all(
 
 /// Says how long the recording will take, before it starts.
 fn say_cost(command: &EngineCommand, sample: bool, timed: &Timed) {
-    let Some(run) = timed.runs.first().and_then(|runs| runs.last()) else { return };
+    let Some(base) = timed.trials.first() else { return };
     let times = match (sample, command.engine.kind) {
         (true, EngineKind::Native) => "1.5 to 3 times as long",
         (true, _) => "up to 100 times as long",
         (false, _) => "40 to 190 times as long; --sample is faster",
     };
-    let run = Nanos(run.wall_ns);
+    let run = Nanos(base.median_ns);
     output::note(&format!("whatif: a run took {run}; the recording takes some {times}"));
 }
 

@@ -89,7 +89,7 @@ pub struct Trial {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub fault_counts: Vec<u64>,
     /// The time, on the same basis, of a program that does nothing, started the same way just before each
-    /// run. It is measured for commands under 100 ms, and speed-ups are ratios of the times beyond it.
+    /// run. It is measured for commands under 500 ms, and speed-ups are ratios of the times beyond it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub start_ns: Vec<u64>,
     /// The figures of the load for each run of a server; empty without a load.

@@ -9,7 +9,7 @@ use crate::predict::{Faults, Walks};
 use crate::profile::Profile;
 use pagetax_core::calibration::WalkPattern;
 use pagetax_core::counter::Provenance;
-use pagetax_core::diagnosis::Took;
+use pagetax_core::diagnosis::{Basis, Took};
 use pagetax_core::document::Document;
 use pagetax_core::trapstat::Listing;
 use serde::{Deserialize, Serialize};
@@ -224,11 +224,14 @@ pub struct WalkPace {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct WhatIfBase {
-    /// The median time; absent for a trace.
+    /// The median time, on the basis below; absent for a trace.
     pub time_ns: Option<u64>,
+    /// The time by which runs are compared; absent for a trace. It is CPU time where trials had a probe of the
+    /// machine's speed beside them.
+    pub basis: Option<Basis>,
     /// The walks and faults behind it.
     pub why: WalksAndFaults,
-    /// Minor faults of all kinds in the runs; the median.
+    /// Faults of all kinds in the runs, minor and major; the median.
     pub measured_fault_count: Option<u64>,
 }
 
@@ -333,6 +336,7 @@ impl WhatIf {
             walk_paces: forecast.paces.iter().map(pace).collect(),
             base: WhatIfBase {
                 time_ns: forecast.base_ns,
+                basis: forecast.base_ns.map(|_| forecast.basis),
                 why: WalksAndFaults::new(&forecast.walks, forecast.faults),
                 measured_fault_count: forecast.measured_fault_count,
             },

@@ -16,17 +16,12 @@ pub use timing::{Rounds, Timed, TimingError, time};
 use crate::predict::{Faults, Predicted, Predictor, Walks};
 use pagetax_core::address_pattern::AddressPart;
 use pagetax_core::calibration::{Calibration, FaultKind, WalkPattern};
-use pagetax_core::diagnosis::Took;
-use pagetax_core::stats::{Ratio, median, ratio_of_pairs};
+use pagetax_core::diagnosis::{Basis, Took, Trial};
+use pagetax_core::stats::{Ratio, median};
 use pagetax_core::units::{Bytes, Nanos, PageSize};
-use pagetax_host::measure::trial::{self, Finished};
-use pagetax_host::pages::Recipe;
 
 /// If the cost of walks differs from the calibration by this factor, a note asks for a new calibration.
 const PACE_MAX: f64 = 2.0;
-
-/// The seed of the resampling, as in diagnose.
-const SEED: u64 = 2004;
 
 /// The calibration lacks the cost of a page size.
 #[derive(Debug, thiserror::Error)]
@@ -74,13 +69,15 @@ pub struct Forecast {
     pub of: String,
     /// Median time on base pages.
     pub base_ns: Option<u64>,
+    /// The time that this is, and that trials are compared by.
+    pub basis: Basis,
     /// Translation on base pages.
     pub walks: Walks,
     /// First touches of private memory on base pages.
     pub faults: Faults,
     /// Cost of walks beside the runs ÷ their cost in the calibration, by pattern.
     pub paces: Vec<(WalkPattern, f64)>,
-    /// Minor faults of all kinds in a run on base pages; the median.
+    /// Faults of all kinds in a run on base pages, minor and major; the median.
     pub measured_fault_count: Option<u64>,
     /// Predictions by page size.
     pub predictions: Vec<Prediction>,
@@ -96,7 +93,7 @@ pub struct Forecast {
 
 impl Forecast {
     /// Predicts the time with each of `sizes`. `pages` has base pages first, then `sizes` in this order.
-    /// `timed` and `recipes` hold base pages first, then `sizes` or nothing.
+    /// `timed` holds base pages first, then `sizes` or nothing.
     ///
     /// # Errors
     /// The calibration lacks the fault costs of a size.
@@ -105,18 +102,19 @@ impl Forecast {
         sizes: &[PageSize],
         pages: &Predicted,
         calibration: &Calibration,
-        (timed, recipes): (&Timed, &[Recipe]),
+        timed: &Timed,
     ) -> Result<Forecast, UnknownCost> {
-        let base = timed.runs.first().map(Vec::as_slice);
+        let base = timed.trials.first().map(|trial| (trial, timed.basis));
         let walks = timed.beside.walks();
         let paces = walks.iter().filter_map(|now| Some((now.pattern, calibration.pace(now)?)));
         let mut forecast = Forecast {
             of,
-            base_ns: base.and_then(|runs| median(&wall_ns(runs))),
+            base_ns: base.and_then(|(trial, basis)| median(&basis.beyond_start_ns(trial))),
+            basis: timed.basis,
             walks: pages.walks[0],
             faults: pages.faults[0],
             paces: paces.collect(),
-            measured_fault_count: base.and_then(median_fault_count),
+            measured_fault_count: base.and_then(|(trial, _)| median(&trial.fault_counts)),
             predictions: Vec::new(),
             parts: Vec::new(),
             blocks: Vec::new(),
@@ -129,10 +127,9 @@ impl Forecast {
             let after = (pages.walks[nth + 1], pages.faults[nth + 1]);
             let error_ns = pages.sampling_error_ns.get(nth + 1).copied().unwrap_or(0.0);
             let mut prediction = forecast.predict(*size, after, error_ns, &paced, base)?;
-            if let (Some(base), Some(runs), Some(recipe)) =
-                (base, timed.runs.get(nth + 1), recipes.get(nth + 1))
-            {
-                prediction.verify(base, runs, recipe);
+            if let Some(trial) = timed.trials.get(nth + 1) {
+                prediction.measured = trial.speedup_over_base;
+                prediction.took = Some(trial.took.clone());
             }
             forecast.predictions.push(prediction);
         }
@@ -175,7 +172,7 @@ impl Forecast {
         (walks, faults): (Walks, Faults),
         sampling_error_ns: f64,
         paced: &Calibration,
-        base: Option<&[Finished]>,
+        base: Option<(&Trial, Basis)>,
     ) -> Result<Prediction, UnknownCost> {
         let mut saved = Saved::new(
             size,
@@ -186,7 +183,7 @@ impl Forecast {
         )?;
         saved.walks.low -= sampling_error_ns;
         saved.walks.high += sampling_error_ns;
-        let (time_ns, speedup) = match base.map(|runs| with_time(saved.total(), runs)) {
+        let (time_ns, speedup) = match base.map(|base| with_time(saved.total(), base)) {
             Some(Ok((time, speedup))) => (Some(time), Some(speedup)),
             Some(Err(why)) => {
                 self.notes.push(format!("{size}: {why}"));
@@ -198,28 +195,17 @@ impl Forecast {
     }
 }
 
-impl Prediction {
-    /// Puts measured trials beside the prediction.
-    fn verify(&mut self, base: &[Finished], runs: &[Finished], recipe: &Recipe) {
-        self.measured = ratio_of_pairs(&wall_ns(base), &wall_ns(runs), SEED);
-        self.took = (!runs.is_empty()).then(|| trial::took(&*recipe.mechanism, runs));
-    }
-}
-
-fn wall_ns(runs: &[Finished]) -> Vec<u64> {
-    runs.iter().map(|run| run.wall_ns).collect()
-}
-
-fn median_fault_count(runs: &[Finished]) -> Option<u64> {
-    median(&runs.iter().map(|run| run.usage.minor_fault_count).collect::<Vec<_>>())
-}
-
 /// Returns time and speed-up if runs save this much CPU time, or the reason for no prediction. Elapsed
 /// time shrinks in proportion to CPU time, since threads save at the same time.
-fn with_time(saved: Bounded, runs: &[Finished]) -> Result<(Bounded, Bounded), String> {
-    let base_ns = median(&wall_ns(runs)).ok_or("nothing was timed")? as f64;
-    let cpu: Vec<u64> = runs.iter().map(|run| run.usage.user_ns + run.usage.kernel_ns).collect();
-    let cpu_ns = median(&cpu).unwrap_or(0) as f64;
+fn with_time(
+    saved: Bounded,
+    (trial, basis): (&Trial, Basis),
+) -> Result<(Bounded, Bounded), String> {
+    let base_ns = median(&basis.beyond_start_ns(trial)).ok_or("nothing was timed")? as f64;
+    let cpu_ns = match basis {
+        Basis::Cpu => base_ns,
+        _ => median(&trial.cpu_ns().collect::<Vec<_>>()).unwrap_or(0) as f64,
+    };
     if saved.value >= cpu_ns {
         return Err(format!(
             "walks and faults are modelled as {} of {} of CPU time: no prediction\n  hint: pagetax \

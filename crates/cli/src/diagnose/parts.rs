@@ -48,13 +48,8 @@ pub fn search(
     let (mut pages, _) = command.observe("diagnose: recording", by_part.predictor(&cpu))?;
     let timed = Timed::default();
     let sizes = [PageSize::M2];
-    let mut forecast = Forecast::new(
-        command.words().join(" "),
-        &sizes,
-        &pages.predicted(),
-        &calibration,
-        (&timed, &[]),
-    )?;
+    let mut forecast =
+        Forecast::new(command.words().join(" "), &sizes, &pages.predicted(), &calibration, &timed)?;
     forecast.add_parts(&BY, &mut pages, &calibration, &timed)?;
     let Some(set) = address_set(&forecast.blocks, MEMORY_SHARE_MAX) else {
         let why = "by the recording, nothing is saved that a pattern names";

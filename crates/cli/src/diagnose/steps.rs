@@ -7,20 +7,16 @@ use pagetax_core::diagnosis::{Basis, Occupation};
 use pagetax_core::units::Bytes;
 use pagetax_host::launch::program::Program;
 use pagetax_host::measure::budget::{Watch, Watched};
-use pagetax_host::measure::environment::is_guest;
-use pagetax_host::measure::stacks::TaskState;
 use pagetax_host::measure::trial::rounds::{Schedule, Step};
-use pagetax_host::measure::trial::{self, Finished, Outputs, TrialCommand, TrialError};
+use pagetax_host::measure::trial::{
+    self, Finished, Outputs, Starts, TrialCommand, TrialError, needs_probe, occupation,
+};
 use pagetax_host::pages::{Mechanism, Recipe, text};
-use pagetax_host::procfs::Root;
 use std::cell::Cell;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
-
-/// For shorter commands, the start of our own programs is measured beside each run and subtracted.
-const SHORT_NS: u64 = 100_000_000;
 
 /// The runs of a diagnosis, and what was learned from them so far.
 pub struct Steps<'a> {
@@ -75,7 +71,9 @@ impl<'a> Steps<'a> {
         for ((step, finished), start_ns) in steps.iter().zip(&mut finished).zip(start_ns) {
             finished.start_ns = start_ns;
             self.launch.learn(finished);
-            self.starts.learn(step, finished);
+            if step.round == 0 {
+                self.starts.learn(finished);
+            }
         }
         for (step, outputs) in steps.iter().zip(&outputs) {
             let noted = self.hashes.note(*step, outputs);
@@ -101,7 +99,10 @@ impl<'a> Steps<'a> {
 
     fn starts_of(&self, steps: &[Step]) -> Result<Vec<Option<u64>>, TrialError> {
         let basis = self.basis.get();
-        let of = |step| self.starts.measure(step, self.recipe(step), basis, &self.launch);
+        let of = |step: &Step| match step.round {
+            0 => Ok(None),
+            _ => self.starts.measure(self.recipe(step), basis, &self.launch),
+        };
         steps.iter().map(of).collect()
     }
 
@@ -162,66 +163,6 @@ impl Code {
             last.undo(&self.files);
         }
     }
-}
-
-/// The starts of short commands: a program that does nothing, under the same recipe.
-struct Starts {
-    /// None if all trials start the command itself.
-    nothing: Option<TrialCommand>,
-    is_short: bool,
-}
-
-impl Starts {
-    fn new(recipes: &[Recipe], launch: &TrialCommand) -> Starts {
-        // The load of a server does not see its start.
-        let differ = launch.service.is_none() && recipes.iter().any(|r| !r.wrapper.is_empty());
-        let (argv, tunables) = (vec!["true".into()], std::env::var("GLIBC_TUNABLES").ok());
-        let nothing = TrialCommand { argv, tunables, ..TrialCommand::default() };
-        Starts { nothing: differ.then_some(nothing), is_short: false }
-    }
-
-    /// Notes the length of the command in the runs before the rounds.
-    fn learn(&mut self, step: &Step, finished: &Finished) {
-        if step.round == 0 {
-            self.is_short = finished.wall_ns < SHORT_NS;
-        }
-    }
-
-    /// Returns the start just before a run of a round, if the command is short.
-    fn measure(
-        &self,
-        step: &Step,
-        recipe: &Recipe,
-        basis: Basis,
-        launch: &TrialCommand,
-    ) -> Result<Option<u64>, TrialError> {
-        let nothing = self.nothing.as_ref().filter(|_| self.is_short && step.round > 0);
-        let (spared, has_probe) = (launch.spared, launch.has_probe);
-        let nothing = nothing.map(|command| TrialCommand { spared, has_probe, ..command.clone() });
-        let run = nothing.map(|command| trial::run(&command, recipe, &Default::default(), None));
-        Ok(run.transpose()?.map(|finished| match basis {
-            Basis::Elapsed => finished.wall_ns,
-            _ => finished.usage.user_ns + finished.usage.kernel_ns,
-        }))
-    }
-}
-
-/// Returns what a command did with its time while it was watched. The basis is chosen by it, before the
-/// rounds, so that no result depends on which one is more favourable.
-fn occupation(run: &Finished, watched: &Watched) -> Option<Occupation> {
-    let line = watched.profile.line.as_ref().ok()?;
-    Some(Occupation {
-        running_ns: line.ns(TaskState::Running),
-        queued_ns: line.ns(TaskState::Runnable),
-        waiting_ns: line.waiting_ns(),
-        cpu_ns: run.usage.user_ns + run.usage.kernel_ns,
-    })
-}
-
-/// Returns true if a probe beside the runs would help: the speed of a virtual machine varies.
-fn needs_probe(command: &TrialCommand, seen: Option<Occupation>) -> bool {
-    let is_guest = is_guest(&Root::default());
-    command.service.is_none() && is_guest && seen.is_some_and(Occupation::can_have_probe)
 }
 
 /// Returns true if so many runs of the command can share a CPU; else says why each runs alone.

@@ -27,12 +27,13 @@ pub fn table(forecast: &Forecast) -> String {
         forecast.of,
         text::count(forecast.access_count)
     );
-    out += &text::heading("time by page size (derived, but for the time on base pages)");
+    let time = forecast.basis.heading();
+    out += &text::heading(&format!("{time} by page size (derived, but for that on base pages)"));
     let base = forecast.base_ns.map_or(text::MISSING.into(), |ns| Nanos(ns).to_string());
     let mut rows = vec![vec!["4K".into(), base, "measured".into(), "1".into()]];
     rows.extend(forecast.predictions.iter().map(time_row));
     let headings =
-        ["pages", "time", "low – high", "speed-up", "low – high", "measured", "error", "took"];
+        ["pages", time, "low – high", "speed-up", "low – high", "measured", "error", "took"];
     out += &text::table(&headings, &[1, 3, 5, 6, 7], rows);
     out += &text::heading("what is saved, of CPU time");
     let saved = forecast.predictions.iter().flat_map(saved_rows).collect();

@@ -121,7 +121,7 @@ impl Basis {
     }
 
     /// Returns the time of each run beyond the median start, if the start was measured.
-    pub(super) fn beyond_start_ns(self, trial: &Trial) -> Vec<u64> {
+    pub fn beyond_start_ns(self, trial: &Trial) -> Vec<u64> {
         let start_ns = median(&trial.start_ns).unwrap_or(0);
         self.times_ns(trial).iter().map(|run| run.saturating_sub(start_ns)).collect()
     }

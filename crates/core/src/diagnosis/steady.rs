@@ -6,7 +6,7 @@
 //! page sizes does not enter it. The probe's memory does not depend on the trial.
 //! Source: analysis of covariance (Fisher 1932), with a normal prior of the coefficient.
 
-use super::{AS_IS, Trial};
+use super::Trial;
 
 /// The power of a program that slows down as the probe does. Programs have 0.5 to 1.4.
 const POWER: f64 = 1.0;
@@ -40,9 +40,8 @@ fn probe_logs(trial: &Trial) -> impl Iterator<Item = Option<f64>> {
 
 /// Returns the power of the probe's time that the program's time goes with.
 fn power(trials: &[Trial]) -> f64 {
-    let Some(as_is) = trials.iter().find(|trial| trial.name == AS_IS) else { return POWER };
-    let others = trials.iter().filter(|trial| trial.name != AS_IS);
-    power_within(&others.map(|trial| differences(as_is, trial)).collect::<Vec<_>>())
+    let Some((first, others)) = trials.split_first() else { return POWER };
+    power_within(&others.iter().map(|trial| differences(first, trial)).collect::<Vec<_>>())
 }
 
 /// Returns that power by the logarithms of both times, or their differences. Those of one group differ by
@@ -63,20 +62,20 @@ pub(crate) fn power_within(groups: &[Vec<(f64, f64)>]) -> f64 {
 }
 
 /// Returns the log ratios of the probe's times and of the CPU times, for each round that both ran in.
-fn differences(as_is: &Trial, trial: &Trial) -> Vec<(f64, f64)> {
+fn differences(first: &Trial, trial: &Trial) -> Vec<(f64, f64)> {
     let runs = |trial: &Trial| -> Vec<(Option<f64>, f64)> {
         probe_logs(trial).zip(trial.cpu_ns().map(|ns| (ns as f64).max(1.0).ln())).collect()
     };
     let of = |((probe, time), (other, other_time)): ((Option<f64>, f64), (Option<f64>, f64))| {
         Some((probe? - other?, time - other_time))
     };
-    runs(trial).into_iter().zip(runs(as_is)).filter_map(of).collect()
+    runs(trial).into_iter().zip(runs(first)).filter_map(of).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::tests::trial;
-    use super::super::{BASE, Basis, compare_trials};
+    use super::super::{AS_IS, BASE, Basis, compare_trials};
     use super::*;
     use crate::access::Rng;
     use crate::sequential::Stopping;

@@ -4,6 +4,7 @@
 //! that its recipe names. System settings change for the run alone. No process of the command outlives the
 //! trial.
 
+mod compared;
 mod prepared;
 mod proof;
 pub mod rounds;
@@ -12,6 +13,7 @@ mod server_probe;
 mod service;
 pub(crate) mod tree;
 
+pub use compared::{Starts, needs_probe, occupation, trial_of};
 pub use prepared::Prepared;
 pub use proof::{Allocator, Evidence, took};
 pub use sampler::Peak;
