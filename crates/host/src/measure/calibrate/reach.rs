@@ -54,7 +54,7 @@ pub(super) fn measure(
                 return Err(CalibrateError::Interrupted);
             }
             let [base_ns, huge_ns] =
-                [&on_base, &on_huge].map(|mapping| chase(mapping, slot(0), ACCESSES, count));
+                [&on_base, &on_huge].map(|mapping| chase(mapping, &mut slot(0), ACCESSES, count));
             samples.push(base_ns - huge_ns);
         }
         extra_ns.push(quantiles(&samples, [0.5])[0]);

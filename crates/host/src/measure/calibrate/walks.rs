@@ -28,6 +28,8 @@ use std::time::Instant;
 const LINE_BYTES: u64 = 64;
 /// The number of independent accesses for each dependent one: they are faster by about this factor.
 const GATHER_FACTOR: u64 = 8;
+/// The turns of each side in a repetition.
+const TURNS: u64 = 16;
 /// The most measurements of a working set whose repetitions disagree.
 const TRIES: u32 = 3;
 
@@ -137,20 +139,42 @@ fn placement(
         if asked_to_stop() {
             return Err(CalibrateError::Interrupted);
         }
-        for (side, mapping) in [&on_base, &on_huge].into_iter().enumerate() {
-            let seed = u64::from(repetition);
-            let chase_ns = chase(mapping, slot(0, 0), effort.chase_count, order.len() as u64);
-            let count = effort.chase_count * GATHER_FACTOR;
-            let gather_ns = gather(mapping, count, bytes, seed);
-            let sweep_ns = sweep(mapping, count, bytes);
-            if repetition > 0 {
-                for (pattern, ns) in [chase_ns, gather_ns, sweep_ns].into_iter().enumerate() {
-                    samples[pattern][side].push(ns);
-                }
+        let seen = repeat(effort, [&on_base, &on_huge], order.len() as u64, u64::from(repetition));
+        if repetition > 0 {
+            for (of_pattern, ns) in samples.iter_mut().zip(seen) {
+                of_pattern.iter_mut().zip(ns).for_each(|(side, ns)| side.push(ns));
             }
         }
     }
     Ok(Ok(()))
+}
+
+/// Measures both sides once, and returns the time of an access by pattern and side. The sides take turns of
+/// about a millisecond, so that what slows the machine slows both.
+fn repeat(
+    effort: Effort,
+    mappings: [&OwnedMapping; 2],
+    pages: u64,
+    repetition: u64,
+) -> [[f64; 2]; PATTERNS] {
+    let mut ns = [[0.0; 2]; PATTERNS];
+    let (mut chased, mut swept) = ([slot(0, 0); 2], [0; 2]);
+    let (chases, others) = (effort.chase_count / TURNS, effort.chase_count * GATHER_FACTOR / TURNS);
+    let bytes = pages * PageSize::K4.bytes();
+    for turn in 0..TURNS {
+        // Each side comes first as often as the other.
+        let sides = if turn % 2 == 0 { [0, 1] } else { [1, 0] };
+        for side in sides {
+            ns[0][side] += chase(mappings[side], &mut chased[side], chases, pages);
+        }
+        for side in sides {
+            ns[1][side] += gather(mappings[side], others, bytes, repetition * TURNS + turn);
+        }
+        for side in sides {
+            ns[2][side] += sweep(mappings[side], &mut swept[side], others, bytes);
+        }
+    }
+    ns.map(|sides| sides.map(|sum| sum / TURNS as f64))
 }
 
 fn cost(pattern: WalkPattern, working_set_bytes: u64, sides: [Vec<f64>; 2]) -> Option<WalkCost> {
@@ -204,19 +228,19 @@ fn filled(
     Ok(mapping)
 }
 
-/// Returns the CPU time of a dependent access, in a cycle of so many pages that begins at an offset.
-pub(super) fn chase(mapping: &OwnedMapping, mut offset: u64, count: u64, pages: u64) -> f64 {
+/// Returns the CPU time of a dependent access, in a cycle of so many pages that goes on at an offset.
+pub(super) fn chase(mapping: &OwnedMapping, offset: &mut u64, count: u64, pages: u64) -> f64 {
     // Follow the chain before the clock starts: cold caches would overstate the cost of small sets.
+    let mut at = *offset;
     for _ in 0..pages.min(count / 8) {
-        offset = mapping.load(offset);
+        at = mapping.load(at);
     }
     let before = thread_ns();
     for _ in 0..count {
-        offset = mapping.load(offset);
+        at = mapping.load(at);
     }
-    let ns = thread_ns() - before;
-    std::hint::black_box(offset);
-    ns as f64 / count as f64
+    *offset = at;
+    (thread_ns() - before) as f64 / count as f64
 }
 
 /// Returns the CPU time of an independent access.
@@ -230,16 +254,16 @@ fn gather(mapping: &OwnedMapping, count: u64, bytes: u64, seed: u64) -> f64 {
 }
 
 /// Returns the CPU time of an access that goes on to the next page, and to the next line in it.
-fn sweep(mapping: &OwnedMapping, count: u64, bytes: u64) -> f64 {
-    let before = thread_ns();
-    let mut offset = 0;
+fn sweep(mapping: &OwnedMapping, offset: &mut u64, count: u64, bytes: u64) -> f64 {
+    let (before, mut at) = (thread_ns(), *offset);
     for _ in 0..count {
-        mapping.load(offset);
-        offset += PageSize::K4.bytes() + LINE_BYTES;
-        if offset >= bytes {
-            offset -= bytes;
+        mapping.load(at);
+        at += PageSize::K4.bytes() + LINE_BYTES;
+        if at >= bytes {
+            at -= bytes;
         }
     }
+    *offset = at;
     (thread_ns() - before) as f64 / count as f64
 }
 
