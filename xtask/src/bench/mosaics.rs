@@ -3,17 +3,20 @@
 //! `pagetax whatif --by` records a program and predicts what each block of 2M saves. Then runs with no, with
 //! all and with parts of the memory on 2M pages take turns. The prediction is the time on base pages less the
 //! measured gain of all memory times the predicted share of the mosaic. A straight line takes the mosaic's
-//! share of memory instead. Times are CPU times: the turn of another program is no error of the prediction.
+//! share of memory instead. Times are CPU times beside a probe of the machine's speed, as those of diagnose: the
+//! turn of another program is no error of the prediction.
 
 use super::{Outcome, median, pagetax};
 use crate::shell;
 use anyhow::{Context, Result, bail};
 use pagetax_core::address_pattern::{AddressPattern, merged};
+use pagetax_core::diagnosis::{Basis, Trial, compare_trials};
+use pagetax_core::sequential::Stopping;
 use pagetax_core::stats::ratio_of_pairs;
 use pagetax_core::units::Nanos;
 use pagetax_host::measure::trial::{self, TrialCommand};
 use pagetax_host::pages::mechanism::{Conditions, Only};
-use pagetax_host::pages::{PageSettings, Recipe};
+use pagetax_host::pages::{PageSettings, Recipe, Unavailable};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -275,30 +278,35 @@ fn patterns(blocks: &[&Named]) -> String {
     if all.is_empty() { "heap@0-0".into() } else { all.join(",") }
 }
 
-/// Runs the program with each mosaic, in turns, and returns CPU times by mosaic.
+/// Runs the program with each mosaic, in turns, and returns CPU times by mosaic at the mean speed of the machine.
 fn measured(pagetax: &str, argv: &[&str], mosaics: &[Mosaic]) -> Result<Vec<Vec<u64>>> {
     let system = PageSettings::host();
     let conditions = Conditions { system: &system, tunables: None, has_code: false };
     let argv = argv.iter().map(Into::into).collect();
-    let mut launch = TrialCommand { argv, ..TrialCommand::default() };
+    let mut launch = TrialCommand { argv, has_probe: true, ..TrialCommand::default() };
+    let recipe = |mosaic: &Mosaic| {
+        let recipe = Recipe::new(Arc::new(Only(mosaic.patterns.clone())), &conditions);
+        let unavailable = |unavailable: Unavailable| anyhow::anyhow!(unavailable.why);
+        Ok(recipe.map_err(unavailable)?.through(pagetax))
+    };
+    let recipes: Vec<Recipe> = mosaics.iter().map(recipe).collect::<Result<_>>()?;
     let mut runs = vec![Vec::new(); mosaics.len()];
     for round in 0..=ROUNDS {
         for turn in 0..mosaics.len() {
             let at = (turn + round) % mosaics.len();
-            let only = Arc::new(Only(mosaics[at].patterns.clone()));
-            let recipe = Recipe::new(only, &conditions)
-                .map_err(|unavailable| anyhow::anyhow!(unavailable.why))?
-                .through(pagetax);
-            let finished = trial::run(&launch, &recipe, &Default::default(), None)?;
+            let finished = trial::run(&launch, &recipes[at], &Default::default(), None)?;
             if !finished.exit.success() {
                 bail!("{}: {}", mosaics[at].name, finished.exit);
             }
             launch.learn(&finished);
             // The first round warms caches.
             if round > 0 {
-                runs[at].push(finished.usage.user_ns + finished.usage.kernel_ns);
+                runs[at].push(finished);
             }
         }
     }
-    Ok(runs)
+    let trials = recipes.iter().zip(&runs).map(|(recipe, runs)| trial::trial_of(recipe, runs));
+    let mut trials: Vec<Trial> = trials.collect();
+    compare_trials(&mut trials, Stopping::Fixed, Basis::Cpu);
+    Ok(trials.iter().map(|trial| Basis::Cpu.times_ns(trial)).collect())
 }

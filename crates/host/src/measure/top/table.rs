@@ -1,8 +1,10 @@
 //! The table of all processes, which is read again in each interval.
 //!
-//! Invariants: each look reads one small file of each process, /proc/PID/stat, which takes no lock of its
-//! memory. A process's other files are read only if it has changed. Nothing here reads maps or smaps: they
-//! hold a lock that the process's own faults may wait for.
+//! Invariants: each look reads one small file of each process. That is /proc/PID/schedstat of a process with
+//! one thread: it tells for a fraction of the price whether the thread ran at all. If it did, or if there are
+//! other threads, /proc/PID/stat has the figures; it takes no lock of the process's memory. Other files are
+//! read only if the process has changed. Nothing here reads maps or smaps: they hold a lock that the
+//! process's own faults may wait for.
 
 use crate::measure::system::{memory_cgroup, tick_ns};
 use crate::procfs::{Root, StatLine, process_memory};
@@ -13,8 +15,13 @@ use std::os::unix::fs::FileExt;
 
 /// The processes whose page tables are read in one look; those read longest ago come first.
 const TABLE_READS_MAX: usize = 500;
-/// A process's cgroup is read again after so many looks: it changes seldom.
-const CGROUP_LOOKS: u64 = 16;
+/// A process's cgroup is read again after so many looks, and its figures although it did not run: these change
+/// seldom.
+const SELDOM_LOOKS: u64 = 16;
+/// A counter of /proc/vmstat that begins so counts pages taken from processes, which need not run for that.
+const RECLAIMED: &str = "pgsteal";
+/// The file that tells whether a thread ran.
+const SCHEDULE: &str = "schedstat";
 /// A line of /proc/PID/stat has at most 52 numbers and a name of 64 bytes.
 const STAT_BYTES_MAX: usize = 2048;
 
@@ -25,19 +32,21 @@ struct StatFields {
     minor_fault_count: u64,
     major_fault_count: u64,
     cpu_ticks: u64,
+    thread_count: u64,
     start_ticks: u64,
     resident_pages: u64,
 }
 
 impl StatFields {
     fn of(stat: &StatLine) -> Option<StatFields> {
-        let [minor_fault_count, major_fault_count, user, kernel, start_ticks, resident_pages] =
-            stat.numbers([10, 12, 14, 15, 22, 24])?;
+        let [minor_fault_count, major_fault_count, user, kernel] = stat.numbers([10, 12, 14, 15])?;
+        let [thread_count, start_ticks, resident_pages] = stat.numbers([20, 22, 24])?;
         Some(StatFields {
             is_kernel: stat.is_kernel(),
             minor_fault_count,
             major_fault_count,
             cpu_ticks: user + kernel,
+            thread_count,
             start_ticks,
             resident_pages,
         })
@@ -66,6 +75,8 @@ pub struct KnownTask {
     /// Its bytes of page tables; none for a thread of the kernel.
     pub page_table_bytes: Option<u64>,
     stat: StatFields,
+    /// The line of schedstat when `stat` was read; empty if it was not read.
+    schedule: Vec<u8>,
     /// The faults and pages when the page tables were read, and the number of that look.
     tables_read: Option<(u64, u64, u64)>,
     look: u64,
@@ -83,9 +94,13 @@ impl KnownTask {
 #[derive(Debug)]
 pub struct TaskTable {
     tasks: HashMap<u32, KnownTask>,
-    /// Open files of processes: to open one costs about as much as to read it.
-    files: HashMap<u32, File>,
+    /// Open files of processes, by id and name: to open one costs about as much as to read it.
+    files: HashMap<u32, (&'static str, File)>,
     files_max: usize,
+    /// False if the kernel does not tell whether a thread ran.
+    has_schedules: bool,
+    /// The pages that were reclaimed until the last look.
+    reclaimed_count: u64,
     looks: u64,
     page_bytes: u64,
     tick_ns: u64,
@@ -99,7 +114,16 @@ impl TaskTable {
         // The other half remains for what else is open.
         let files_max = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX) as usize / 2;
         let tick_ns = tick_ns();
-        let mut table = TaskTable { tasks, files, files_max, looks: 0, page_bytes, tick_ns };
+        let mut table = TaskTable {
+            tasks,
+            files,
+            files_max,
+            has_schedules: root.has("/proc/self/schedstat"),
+            reclaimed_count: 0,
+            looks: 0,
+            page_bytes,
+            tick_ns,
+        };
         table.look(root);
         for task in table.tasks.values_mut() {
             (task.cpu_ns, task.minor_fault_count, task.major_fault_count) = (0, 0, 0);
@@ -115,13 +139,19 @@ impl TaskTable {
     /// Reads all processes again. A process that ends meanwhile is left out.
     pub fn look(&mut self, root: &Root) {
         self.looks += 1;
+        let reclaimed_count = reclaimed_count(root);
+        let is_reclaimed = std::mem::replace(&mut self.reclaimed_count, reclaimed_count) != reclaimed_count;
         let mut line = vec![0; STAT_BYTES_MAX];
         for pid in root.pids() {
-            let Some(length) = self.read_line(root, pid, &mut line) else { continue };
+            let schedule = self.schedule(root, pid, &mut line);
+            if !is_reclaimed && self.has_slept(pid, &schedule) {
+                continue;
+            }
+            let Some(length) = self.read_line(root, pid, "stat", &mut line) else { continue };
             let line = String::from_utf8_lossy(&line[..length]);
             let Some(stat) = StatLine::parse(&line) else { continue };
             if let Some(fields) = StatFields::of(&stat) {
-                self.update(root, pid, stat.name, fields);
+                self.update(root, pid, stat.name, fields, schedule);
             }
         }
         let look = self.looks;
@@ -130,25 +160,55 @@ impl TaskTable {
         self.read_tables(root);
     }
 
-    /// Reads the line of a process into a buffer, and returns its length. The kernel writes all of it into
-    /// one read.
-    fn read_line(&mut self, root: &Root, pid: u32, line: &mut [u8]) -> Option<usize> {
-        if let Some(file) = self.files.get(&pid) {
+    /// Returns the line of schedstat of a process with one thread; empty if it has more or is not known.
+    fn schedule(&mut self, root: &Root, pid: u32, line: &mut [u8]) -> Vec<u8> {
+        let is_single = self.tasks.get(&pid).is_some_and(|task| task.stat.thread_count == 1);
+        if !self.has_schedules || !is_single {
+            return Vec::new();
+        }
+        let length = self.read_line(root, pid, SCHEDULE, line).unwrap_or(0);
+        line[..length].to_vec()
+    }
+
+    /// Returns true if a process did not run since its figures were read. Their figures of the interval are
+    /// 0 then.
+    fn has_slept(&mut self, pid: u32, schedule: &[u8]) -> bool {
+        let is_due = (self.looks + u64::from(pid)).is_multiple_of(SELDOM_LOOKS);
+        let Some(task) = self.tasks.get_mut(&pid) else { return false };
+        if is_due || schedule.is_empty() || schedule != task.schedule {
+            return false;
+        }
+        (task.cpu_ns, task.minor_fault_count, task.major_fault_count) = (0, 0, 0);
+        task.look = self.looks;
+        true
+    }
+
+    /// Reads a file of a process into a buffer, and returns its length. The kernel writes all of it into one
+    /// read. One file of each process stays open, the one that is read in most looks.
+    fn read_line(
+        &mut self,
+        root: &Root,
+        pid: u32,
+        name: &'static str,
+        line: &mut [u8],
+    ) -> Option<usize> {
+        if let Some((_, file)) = self.files.get(&pid).filter(|(open, _)| *open == name) {
             if let Ok(length @ 1..) = file.read_at(line, 0) {
                 return Some(length);
             }
             // That process has ended; another may have its number now.
             self.files.remove(&pid);
         }
-        let file = File::open(root.path(&format!("/proc/{pid}/stat"))).ok()?;
+        let file = File::open(root.path(&format!("/proc/{pid}/{name}"))).ok()?;
         let length = file.read_at(line, 0).ok()?;
-        if self.files.len() < self.files_max {
-            self.files.insert(pid, file);
+        let is_open = self.files.contains_key(&pid);
+        if (is_open && name == SCHEDULE) || (!is_open && self.files.len() < self.files_max) {
+            self.files.insert(pid, (name, file));
         }
         Some(length)
     }
 
-    fn update(&mut self, root: &Root, pid: u32, name: &str, stat: StatFields) {
+    fn update(&mut self, root: &Root, pid: u32, name: &str, stat: StatFields, schedule: Vec<u8>) {
         let known =
             self.tasks.remove(&pid).filter(|task| task.stat.start_ticks == stat.start_ticks);
         let mut task = known.unwrap_or_else(|| KnownTask::new(stat));
@@ -161,11 +221,11 @@ impl TaskTable {
         if task.name != name {
             task.name = name.into();
         }
-        if task.look == 0 || (self.looks + u64::from(pid)).is_multiple_of(CGROUP_LOOKS) {
+        if task.look == 0 || (self.looks + u64::from(pid)).is_multiple_of(SELDOM_LOOKS) {
             let cgroups = root.text(&format!("/proc/{pid}/cgroup")).unwrap_or_default();
             task.cgroup = memory_cgroup(&cgroups).map(str::to_string);
         }
-        task.look = self.looks;
+        (task.look, task.schedule) = (self.looks, schedule);
         self.tasks.insert(pid, task);
     }
 
@@ -186,6 +246,13 @@ impl TaskTable {
     }
 }
 
+/// Returns the pages that were reclaimed since the machine booted.
+fn reclaimed_count(root: &Root) -> u64 {
+    let text = root.text("/proc/vmstat").unwrap_or_default();
+    let counters = text.lines().filter(|line| line.starts_with(RECLAIMED));
+    counters.filter_map(|line| line.split_once(' ')?.1.parse::<u64>().ok()).sum()
+}
+
 impl KnownTask {
     /// Makes a process that began in this interval, so that all its counts belong to it.
     fn new(stat: StatFields) -> KnownTask {
@@ -201,6 +268,7 @@ impl KnownTask {
             resident_bytes: 0,
             page_table_bytes: None,
             stat: none,
+            schedule: Vec::new(),
             tables_read: None,
             look: 0,
         }
@@ -267,6 +335,38 @@ mod tests {
         std::fs::remove_file(folder.path().join("proc/7/status")).unwrap();
         table.look(&root);
         assert_eq!(table.tasks()[&7].page_table_bytes, Some(3 * 1024));
+    }
+
+    #[test]
+    fn a_process_that_did_not_run_is_read_again_only_after_reclaim() {
+        let folder = tempfile::tempdir().unwrap();
+        let (root, path) = (Root::at(folder.path()), folder.path());
+        let schedule = |pid: &str, line: &str| {
+            std::fs::create_dir_all(path.join("proc").join(pid)).unwrap();
+            std::fs::write(path.join("proc").join(pid).join("schedstat"), line).unwrap();
+        };
+        let reclaimed = |count: u64| {
+            std::fs::write(path.join("proc/vmstat"), format!("pgsteal_kswapd {count}\n")).unwrap();
+        };
+        write(path, 7, "one", [5, 100, 50, 3]);
+        schedule("self", "1 1 1\n");
+        schedule("7", "100 0 1\n");
+        reclaimed(9);
+        let mut table = TaskTable::new(&root);
+        let mut seen = |table: &mut TaskTable| {
+            table.look(&root);
+            let task = &table.tasks()[&7];
+            (task.minor_fault_count, task.resident_bytes / table.page_bytes)
+        };
+        write(path, 7, "one", [5, 110, 50, 4]);
+        assert_eq!(seen(&mut table), (10, 4), "the first line of schedstat is compared with none");
+        write(path, 7, "one", [5, 120, 50, 5]);
+        assert_eq!(seen(&mut table), (0, 4), "it did not run");
+        schedule("7", "200 0 2\n");
+        assert_eq!(seen(&mut table), (10, 5));
+        write(path, 7, "one", [5, 120, 50, 2]);
+        reclaimed(12);
+        assert_eq!(seen(&mut table), (0, 2), "its pages were reclaimed while it slept");
     }
 
     #[test]
