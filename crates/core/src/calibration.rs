@@ -11,7 +11,7 @@ use crate::units::Bytes;
 use serde::{Deserialize, Serialize};
 
 /// The version of the document. Another version is measured again, never converted.
-pub const CALIBRATION_VERSION: u32 = 4;
+pub const CALIBRATION_VERSION: u32 = 5;
 
 /// The machine that a calibration belongs to. Nothing in it changes with a reboot alone.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -12,7 +12,6 @@ use anyhow::{Context, Result, bail};
 use pagetax_core::address_pattern::{AddressPattern, merged};
 use pagetax_core::diagnosis::{Basis, Trial, compare_trials};
 use pagetax_core::sequential::Stopping;
-use pagetax_core::stats::ratio_of_pairs;
 use pagetax_core::units::Nanos;
 use pagetax_host::measure::trial::{self, TrialCommand};
 use pagetax_host::pages::mechanism::{Conditions, Only};
@@ -23,6 +22,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 const SOURCE: &str = "xtask/src/bench/mosaics.c";
 const HASH_MAP: &str = "\
@@ -52,7 +52,9 @@ const PROGRAMS: [(&str, &[&str]); 4] = [
 const PIECES: usize = 16;
 /// A program belongs in the table if it gains this much.
 const GAIN_MIN: f64 = 1.05;
-const ROUNDS: usize = 7;
+/// The fewest and the most rounds, of which each runs all mosaics, and the time that they may take between these.
+const ROUNDS: (usize, usize) = (7, 25);
+const ROUNDS_FOR: Duration = Duration::from_secs(90);
 /// The promise: as for the anchor, which has counters and a pool (Mosmodel), less strict for noise.
 const ERROR_MAX: f64 = 10.0;
 const SEED: u64 = 2004;
@@ -158,13 +160,18 @@ impl Errors {
 fn program(pagetax: &str, argv: &[&str]) -> Result<Errors> {
     let mosaics = mosaics(&blocks(pagetax, argv)?)?;
     let runs = measured(pagetax, argv, &mosaics)?;
-    let times: Vec<f64> =
-        runs.iter().map(|runs| median(runs.iter().map(|ns| *ns as f64))).collect();
-    let (base_ns, all_ns) = (times[0], times[1]);
-    let gain = ratio_of_pairs(&runs[0], &runs[1], SEED).context("too few runs")?;
-    let error =
-        |share: f64, took: f64| ((base_ns - (base_ns - all_ns) * share) / took - 1.0).abs() * 100.0;
-    let inner = || mosaics.iter().zip(&times).skip(2);
+    let [base_ns, all_ns] = [0, 1].map(|at| median(runs[at].iter().map(|ns| *ns as f64)));
+    // Runs of one round share its speed.
+    let over_base = |runs_ns: &Vec<u64>| {
+        let ratios = runs_ns.iter().zip(&runs[0]).map(|(ns, base)| *ns as f64 / *base as f64);
+        median(ratios)
+    };
+    let took: Vec<f64> = runs.iter().map(over_base).collect();
+    let gain = Stopping::Fixed.ratio(&runs[0], &runs[1], &runs, 1).context("too few runs")?;
+    let error = |share: f64, took_of_base: f64| {
+        ((1.0 - (1.0 - took[1]) * share) / took_of_base - 1.0).abs() * 100.0
+    };
+    let inner = || mosaics.iter().zip(&took).skip(2);
     let errors: Vec<f64> = inner().map(|(mosaic, took)| error(mosaic.gain_share, *took)).collect();
     let line_errors: Vec<f64> =
         inner().map(|(mosaic, took)| error(mosaic.memory_share, *took)).collect();
@@ -278,6 +285,12 @@ fn patterns(blocks: &[&Named]) -> String {
     if all.is_empty() { "heap@0-0".into() } else { all.join(",") }
 }
 
+/// Returns the number of rounds that count, if one takes so long.
+fn rounds_of(round: Duration) -> usize {
+    let fitting = ROUNDS_FOR.as_secs_f64() / round.as_secs_f64().max(1e-3);
+    (fitting as usize).clamp(ROUNDS.0, ROUNDS.1)
+}
+
 /// Runs the program with each mosaic, in turns, and returns CPU times by mosaic at the mean speed of the machine.
 fn measured(pagetax: &str, argv: &[&str], mosaics: &[Mosaic]) -> Result<Vec<Vec<u64>>> {
     let system = PageSettings::host();
@@ -291,7 +304,9 @@ fn measured(pagetax: &str, argv: &[&str], mosaics: &[Mosaic]) -> Result<Vec<Vec<
     };
     let recipes: Vec<Recipe> = mosaics.iter().map(recipe).collect::<Result<_>>()?;
     let mut runs = vec![Vec::new(); mosaics.len()];
-    for round in 0..=ROUNDS {
+    let (mut round, mut round_time) = (0, Duration::ZERO);
+    while round <= rounds_of(round_time) {
+        let begun = Instant::now();
         for turn in 0..mosaics.len() {
             let at = (turn + round) % mosaics.len();
             let finished = trial::run(&launch, &recipes[at], &Default::default(), None)?;
@@ -304,6 +319,7 @@ fn measured(pagetax: &str, argv: &[&str], mosaics: &[Mosaic]) -> Result<Vec<Vec<
                 runs[at].push(finished);
             }
         }
+        (round, round_time) = (round + 1, begun.elapsed());
     }
     let trials = recipes.iter().zip(&runs).map(|(recipe, runs)| trial::trial_of(recipe, runs));
     let mut trials: Vec<Trial> = trials.collect();

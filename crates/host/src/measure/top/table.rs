@@ -39,7 +39,8 @@ struct StatFields {
 
 impl StatFields {
     fn of(stat: &StatLine) -> Option<StatFields> {
-        let [minor_fault_count, major_fault_count, user, kernel] = stat.numbers([10, 12, 14, 15])?;
+        let [minor_fault_count, major_fault_count, user, kernel] =
+            stat.numbers([10, 12, 14, 15])?;
         let [thread_count, start_ticks, resident_pages] = stat.numbers([20, 22, 24])?;
         Some(StatFields {
             is_kernel: stat.is_kernel(),
@@ -140,7 +141,8 @@ impl TaskTable {
     pub fn look(&mut self, root: &Root) {
         self.looks += 1;
         let reclaimed_count = reclaimed_count(root);
-        let is_reclaimed = std::mem::replace(&mut self.reclaimed_count, reclaimed_count) != reclaimed_count;
+        let is_reclaimed =
+            std::mem::replace(&mut self.reclaimed_count, reclaimed_count) != reclaimed_count;
         let mut line = vec![0; STAT_BYTES_MAX];
         for pid in root.pids() {
             let schedule = self.schedule(root, pid, &mut line);
@@ -353,7 +355,7 @@ mod tests {
         schedule("7", "100 0 1\n");
         reclaimed(9);
         let mut table = TaskTable::new(&root);
-        let mut seen = |table: &mut TaskTable| {
+        let seen = |table: &mut TaskTable| {
             table.look(&root);
             let task = &table.tasks()[&7];
             (task.minor_fault_count, task.resident_bytes / table.page_bytes)
