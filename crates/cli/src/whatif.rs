@@ -49,7 +49,7 @@ pub struct Args {
           value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: u32,
 
-    /// Runs on base pages before these, which do not count; at least one, which shows how much memory it takes
+    /// Runs on base pages before these, which do not count; at least one: it shows how much memory it takes
     #[arg(long, value_name = "N", default_value_t = 1,
           value_parser = clap::value_parser!(u32).range(1..=1000))]
     warmup: u32,

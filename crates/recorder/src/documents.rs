@@ -226,8 +226,8 @@ pub struct WalkPace {
 pub struct WhatIfBase {
     /// The median time, on the basis below; absent for a trace.
     pub time_ns: Option<u64>,
-    /// The time by which runs are compared; absent for a trace. It is CPU time where trials had a probe of the
-    /// machine's speed beside them.
+    /// The time by which runs are compared; absent for a trace. It is CPU time where trials had a probe of
+    /// the machine's speed beside them.
     pub basis: Option<Basis>,
     /// The walks and faults behind it.
     pub why: WalksAndFaults,

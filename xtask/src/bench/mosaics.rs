@@ -3,8 +3,8 @@
 //! `pagetax whatif --by` records a program and predicts what each block of 2M saves. Then runs with no, with
 //! all and with parts of the memory on 2M pages take turns. The prediction is the time on base pages less the
 //! measured gain of all memory times the predicted share of the mosaic. A straight line takes the mosaic's
-//! share of memory instead. Times are CPU times beside a probe of the machine's speed, as those of diagnose: the
-//! turn of another program is no error of the prediction.
+//! share of memory instead. Times are CPU times beside a probe of the machine's speed, as those of diagnose:
+//! the turn of another program is no error of the prediction.
 
 use super::{Outcome, median, pagetax};
 use crate::shell;
@@ -52,7 +52,8 @@ const PROGRAMS: [(&str, &[&str]); 4] = [
 const PIECES: usize = 16;
 /// A program belongs in the table if it gains this much.
 const GAIN_MIN: f64 = 1.05;
-/// The fewest and the most rounds, of which each runs all mosaics, and the time that they may take between these.
+/// The fewest and the most rounds, of which each runs all mosaics, and the time that they may take between
+/// these.
 const ROUNDS: (usize, usize) = (7, 25);
 const ROUNDS_FOR: Duration = Duration::from_secs(90);
 /// The promise: as for the anchor, which has counters and a pool (Mosmodel), less strict for noise.
@@ -291,7 +292,7 @@ fn rounds_of(round: Duration) -> usize {
     (fitting as usize).clamp(ROUNDS.0, ROUNDS.1)
 }
 
-/// Runs the program with each mosaic, in turns, and returns CPU times by mosaic at the mean speed of the machine.
+/// Runs the program with each mosaic, in turns, and returns CPU times by mosaic at the machine's mean speed.
 fn measured(pagetax: &str, argv: &[&str], mosaics: &[Mosaic]) -> Result<Vec<Vec<u64>>> {
     let system = PageSettings::host();
     let conditions = Conditions { system: &system, tunables: None, has_code: false };

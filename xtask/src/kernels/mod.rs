@@ -65,8 +65,8 @@ const LOST_WRITE_TO_CODE: &str = "Oops: int3";
 pub struct Args {
     /// Kernels, such as 5.10; none is all: 5.10, 6.1, 6.12 and 7.3
     versions: Vec<String>,
-    /// Run these parts only: commands, why, pager, programs, kswapd, capture, states, snoop. The last five run
-    /// on request only
+    /// Run these parts only: commands, why, pager, programs, kswapd, capture, states, snoop. The last five
+    /// run on request only
     #[arg(long, value_name = "PART,…", value_delimiter = ',', value_parser = [PARTS.as_slice(), &SMALL].concat())]
     only: Vec<String>,
     /// Boot the programs of the last build, with the checks as they are now

@@ -1,5 +1,5 @@
-//! The part `snoop`: direct reclaim in a guest of 1 GB, by `pagetax stat` and by `drsnoop` of bcc's libbpf-tools
-//! at a time. The two share no source: stacks of samples here, BPF programs on the kernel's events there.
+//! The part `snoop`: direct reclaim in a guest of 1 GB, by `pagetax stat` and by bcc's `drsnoop` at a time.
+//! They share no source: samples of stacks here, BPF programs on the kernel's events there.
 
 use super::{Disk, SmallGuest, fetch};
 use crate::{book, packages, shell};

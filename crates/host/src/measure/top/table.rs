@@ -15,8 +15,8 @@ use std::os::unix::fs::FileExt;
 
 /// The processes whose page tables are read in one look; those read longest ago come first.
 const TABLE_READS_MAX: usize = 500;
-/// A process's cgroup is read again after so many looks, and its figures although it did not run: these change
-/// seldom.
+/// A process's cgroup is read again after so many looks, and its figures although it did not run: these
+/// change seldom.
 const SELDOM_LOOKS: u64 = 16;
 /// A counter of /proc/vmstat that begins so counts pages taken from processes, which need not run for that.
 const RECLAIMED: &str = "pgsteal";
