@@ -220,7 +220,7 @@ fn the_start_of_a_short_command_is_measured_beside_each_run() {
     assert_eq!((&short.verdict.winner, &short.verdict.apply), (&None, &None));
     let reason = &short.verdict.reason;
     assert!(reason.starts_with("no verdict: of ") && reason.contains("does nothing"), "{reason}");
-    let long = document(&diagnose(&options, &["sleep", "0.15"]));
+    let long = document(&diagnose(&options, &["sleep", "0.6"]));
     assert!(long.trials.iter().all(|trial| trial.start_ns.is_empty()), "{:?}", long.trials);
 }
 

@@ -277,6 +277,8 @@ impl Document for Calibration {
 const NOISE_SHARE_MAX: f64 = 0.5;
 /// Below this a difference is nothing, however it varies.
 const NOISE_FLOOR_NS: f64 = 1.0;
+/// The most adjacent base pages that share an entry of a TLB on any known CPU.
+const PAGES_OF_ENTRY_MAX: u64 = 8;
 
 impl Spread {
     /// Returns true if the repetitions differ too much for the median to be reliable.
@@ -311,7 +313,23 @@ impl Calibration {
                 ));
             }
         }
+        doubts.extend(self.hidden_entries());
         doubts
+    }
+
+    /// Returns a doubt if far more base pages take no walk than the CPU describes entries for.
+    fn hidden_entries(&self) -> Option<String> {
+        let held = self.base_reach?.low_pages;
+        let of_loads = self.tlbs.iter().filter(|unit| {
+            unit.kind.serves_loads() && unit.page_bytes.contains(&self.base_page_bytes)
+        });
+        let entries: u64 = of_loads.map(|unit| u64::from(unit.entries)).sum();
+        (entries > 0 && held > PAGES_OF_ENTRY_MAX * entries).then(|| {
+            format!(
+                "TLBs: {held} base pages take no walk, but the CPU describes {entries} entries; a hypervisor may \
+                 hide the rest"
+            )
+        })
     }
 
     /// Adapts the calibration to a few measurements that were taken again. Faults get their new costs. Walks
@@ -464,6 +482,23 @@ mod tests {
         assert_eq!(doubts.len(), 2, "{doubts:?}");
         assert!(doubts[0].contains("64M: repetitions differ"), "{doubts:?}");
         assert!(doubts[1].contains("cheaper over 256M than over 64M"), "{doubts:?}");
+    }
+
+    #[test]
+    fn a_tlb_that_holds_far_more_than_the_cpu_describes_is_doubted() {
+        let unit = |entries| TlbUnit {
+            kind: TlbKind::Data,
+            level: 2,
+            page_bytes: vec![4096],
+            entries,
+            ways: None,
+        };
+        let doubted = |entries| {
+            let base_reach = Some(TlbReach { low_pages: 4096, high_pages: 6144 });
+            let found = Calibration { tlbs: vec![unit(entries)], base_reach, ..calibration() };
+            found.doubts().iter().any(|doubt| doubt.contains("4096 base pages take no walk"))
+        };
+        assert_eq!([128, 2048, 4096].map(doubted), [true, false, false]);
     }
 
     #[test]

@@ -1,12 +1,15 @@
-//! The TLBs of this CPU, as the CPUID instruction describes them. A hypervisor may hide them.
+//! The TLBs of this CPU, as the CPUID instruction describes them. A hypervisor may hide them, or the unit in
+//! which they are given: a guest of Firecracker on Zen 5 does not see the bit L2TlbSIzeX32.
 //!
-//! Sources: Intel's manual, volume 2, CPUID, leaf 18H; AMD's manual, volume 3, functions 8000_0005,
-//! 8000_0006 and 8000_0021 (L2TlbSIzeX32). The CPUs of the tests: their registers in public lists of CPUID
+//! Sources: Intel's manual, volume 2, CPUID, leaf 18H; AMD's manual, volume 3, functions 1 (family),
+//! 8000_0005, 8000_0006 and 8000_0021 (L2TlbSIzeX32). The CPUs of the tests: their registers in public lists of CPUID
 //! (InstLatx64).
 
 use crate::sys::cpuid::{Registers, cpuid};
 use pagetax_core::calibration::{TlbKind, TlbUnit};
 
+/// The family of AMD's CPUs, Zen 5, from which on the second level is given in units of 32 entries.
+const FAMILY_OF_UNITS: u32 = 0x1a;
 const K4: u64 = 4 << 10;
 const M2: u64 = 2 << 20;
 const M4: u64 = 4 << 20;
@@ -28,7 +31,17 @@ pub(super) fn by_cpuid() -> Vec<TlbUnit> {
         true => cpuid(number, 0),
         false => [0; 4],
     };
-    amd(function(0x8000_0005), function(0x8000_0006), function(0x8000_0021))
+    let [features, ..] = function(0x8000_0021);
+    let is_in_units = features >> 14 & 1 == 1 || family(cpuid(1, 0)) >= FAMILY_OF_UNITS;
+    amd(function(0x8000_0005), function(0x8000_0006), is_in_units)
+}
+
+/// Returns the family that function 1 describes.
+fn family([version, ..]: Registers) -> u32 {
+    match version >> 8 & 0xf {
+        0xf => 0xf + (version >> 20 & 0xff),
+        base => base,
+    }
 }
 
 fn intel(parts: impl Iterator<Item = Registers>) -> Vec<TlbUnit> {
@@ -58,10 +71,10 @@ fn intel(parts: impl Iterator<Item = Registers>) -> Vec<TlbUnit> {
 fn amd(
     [l1_huge, l1_base, ..]: Registers,
     [l2_huge, l2_base, ..]: Registers,
-    [features, ..]: Registers,
+    is_in_units: bool,
 ) -> Vec<TlbUnit> {
     // From Zen 5 on, 12 bits are too few for the second level.
-    let l2_unit = if features >> 14 & 1 == 1 { 32 } else { 1 };
+    let l2_unit = if is_in_units { 32 } else { 1 };
     let first = |page: u64, kind: TlbKind, bits: u32| {
         let ways = match bits >> 8 & 0xff {
             0xff => None,
@@ -110,17 +123,17 @@ mod tests {
         let milan = amd(
             [0xff40_ff40, 0xff40_ff40, 0x2008_0140, 0x2008_0140],
             [0x4800_2200, 0x6800_4200, 0x0200_6140, 0x0800_9140],
-            [0x204d, 0, 0, 0],
+            false,
         );
         let genoa = amd(
             [0xff48_ff40, 0xff48_ff40, 0x2008_0140, 0x2008_0140],
             [0x5c00_2200, 0x6c00_4200, 0x0400_6140, 0x0c00_9140],
-            [0x0006_2fcf, 0x15c, 0, 0],
+            false,
         );
         let turin = amd(
             [0xff60_ff40, 0xff60_ff40, 0x300c_0140, 0x2008_0140],
             [0x4080_2040, 0x6080_4040, 0x0400_8140, 0x0800_9140],
-            [0xd93f_ffcf, 0x0008_0382, 0, 0],
+            true,
         );
         let sizes = |found: &[TlbUnit]| {
             let of = |(kind, level, page): (TlbKind, u32, u64)| {
@@ -170,6 +183,14 @@ mod tests {
     #[test]
     fn a_cpu_that_says_nothing_has_none() {
         assert!(intel([[0; 4]; 3].into_iter()).is_empty());
-        assert!(amd([0; 4], [0; 4], [0; 4]).is_empty());
+        assert!(amd([0; 4], [0; 4], false).is_empty());
+    }
+
+    #[test]
+    fn the_family_tells_the_unit_where_a_hypervisor_hides_the_bit() {
+        let [turin, genoa, xeon] = [0x00b0_0f21, 0x00a1_0f11, 0x000c_06f2];
+        let of = |version| family([version, 0, 0, 0]);
+        assert_eq!([turin, genoa, xeon].map(of), [0x1a, 0x19, 6]);
+        assert!(of(turin) >= FAMILY_OF_UNITS && of(genoa) < FAMILY_OF_UNITS);
     }
 }
