@@ -9,7 +9,6 @@ mod fetch;
 mod image;
 mod kswapd;
 mod small;
-mod snoop;
 mod states;
 
 pub use fetch::kernel;
@@ -47,7 +46,7 @@ const PARTS: [&str; 4] = ["commands", "why", "pager", ON_REQUEST];
 /// The part that takes an hour, and runs on request only.
 const ON_REQUEST: &str = "programs";
 /// Parts with small guests of their own, that run on request only.
-const SMALL: [&str; 4] = ["kswapd", "capture", "states", "snoop"];
+const SMALL: [&str; 3] = ["kswapd", "capture", "states"];
 /// The kernel that has all that the pager uses, as today's machines have: `cargo xtask test` runs the pager's
 /// tests on such a machine. They run in this guest on request only.
 const WITHOUT_PAGER: &str = "7.3";
@@ -65,7 +64,7 @@ const LOST_WRITE_TO_CODE: &str = "Oops: int3";
 pub struct Args {
     /// Kernels, such as 5.10; none is all: 5.10, 6.1, 6.12 and 7.3
     versions: Vec<String>,
-    /// Run these parts only: commands, why, pager, programs, kswapd, capture, states, snoop. The last five
+    /// Run these parts only: commands, why, pager, programs, kswapd, capture, states. The last four
     /// run on request only
     #[arg(long, value_name = "PART,…", value_delimiter = ',', value_parser = [PARTS.as_slice(), &SMALL].concat())]
     only: Vec<String>,
@@ -165,9 +164,6 @@ pub fn run(args: &Args) -> Result<()> {
     }
     if args.only.iter().any(|part| part == "states") {
         return states::run(&args.versions, args.write);
-    }
-    if args.only.iter().any(|part| part == "snoop") {
-        return snoop::run(&args.versions, args.write);
     }
     let chosen = chosen(&args.versions)?;
     packages::provide_files(NEEDED.iter())?;

@@ -1,8 +1,8 @@
 //! The TLBs of this CPU, as the CPUID instruction describes them. A hypervisor may hide them, or the unit in
-//! which they are given: a guest of Firecracker on Zen 5 does not see the bit L2TlbSIzeX32.
+//! which they are given: a guest on Zen 5 was met that does not see the bit L2TlbSIzeX32.
 //!
 //! Sources: Intel's manual, volume 2, CPUID, leaf 18H; AMD's manual, volume 3, functions 1 (family),
-//! 8000_0005, 8000_0006 and 8000_0021 (L2TlbSIzeX32). The CPUs of the tests: their registers in public lists of CPUID
+//! 8000_0005, 8000_0006 and 8000_0021. The CPUs of the tests: their registers in public lists of CPUID
 //! (InstLatx64).
 
 use crate::sys::cpuid::{Registers, cpuid};
