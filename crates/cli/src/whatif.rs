@@ -174,7 +174,7 @@ fn say_cost(command: &EngineCommand, sample: bool, timed: &Timed) {
         (true, _) => "up to 100 times as long",
         (false, _) => "40 to 190 times as long; --sample is faster",
     };
-    let run = Nanos(base.median_ns);
+    let run = Nanos(timed.basis.median_ns(base));
     output::note(&format!("whatif: a run took {run}; the recording takes some {times}"));
 }
 
