@@ -3,7 +3,7 @@
 
 use crate::measure::budget::tests::calibration;
 use crate::measure::hatstat::hatstat;
-use crate::measure::system::{Scope, SystemWatch, cost};
+use crate::measure::system::{ProcessTotals, Scope, SystemWatch, cost};
 use crate::measure::top::TopWatch;
 use crate::procfs::Root;
 use serde_json::Value;
@@ -79,7 +79,9 @@ fn collect(fields: &mut Fields, place: &str, value: &Value) {
 
 /// Returns what the commands make of a tree, counted from the boot of its machine.
 fn fields(root: &Root) -> Fields {
-    let watch = |scope| SystemWatch::at(root.clone(), scope, Err(NO_STACKS.into()));
+    let watch = |scope| {
+        SystemWatch::at(root.clone(), scope, ProcessTotals::default(), Err(NO_STACKS.into()))
+    };
     let mut found = Fields::new();
     let mut keep = |name: &str, document: Value| collect(&mut found, name, &document);
     for scope in [Scope::System, Scope::Cgroup("/load".into())] {

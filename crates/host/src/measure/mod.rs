@@ -17,6 +17,7 @@ pub mod ranking;
 pub mod speed_probe;
 pub mod stacks;
 pub mod system;
+pub(in crate::measure) mod thread_events;
 pub mod tlb_events;
 pub mod top;
 pub mod trial;

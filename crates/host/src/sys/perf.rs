@@ -38,6 +38,8 @@ pub const CONTEXT_SWITCH: EventKind = EventKind::Software(bindings::PERF_COUNT_S
 pub const DUMMY: EventKind = EventKind::Software(bindings::PERF_COUNT_SW_DUMMY);
 /// The instructions that a thread has finished.
 pub const INSTRUCTIONS: EventKind = EventKind::Hardware(bindings::PERF_COUNT_HW_INSTRUCTIONS);
+/// The nanoseconds that a task was on a CPU, in both modes.
+pub const TASK_CLOCK: EventKind = EventKind::Software(bindings::PERF_COUNT_SW_TASK_CLOCK);
 /// A timer that runs while the task is on a CPU.
 pub const CPU_CLOCK: EventKind = EventKind::Software(bindings::PERF_COUNT_SW_CPU_CLOCK);
 
@@ -63,6 +65,8 @@ pub struct EventSpec {
     pub sampling: Option<Sampling>,
     /// True to count later threads and children of the thread, too.
     pub inherit: bool,
+    /// True to leave the children out of those; kernels before 5.13 refuse that with `EINVAL`.
+    pub threads_only: bool,
     /// True to leave out the kernel, which unprivileged users must where perf_event_paranoid is 2.
     pub exclude_kernel: bool,
     /// True to leave out user mode.
@@ -103,6 +107,7 @@ impl EventSpec {
             cpu: -1,
             sampling: None,
             inherit: false,
+            threads_only: false,
             exclude_kernel: true,
             exclude_user: false,
             exclude_idle: false,
@@ -134,6 +139,7 @@ impl EventSpec {
             );
         }
         attr.set_inherit(self.inherit.into());
+        attr.set_inherit_thread(self.threads_only.into());
         attr.set_exclude_kernel(self.exclude_kernel.into());
         attr.set_exclude_user(self.exclude_user.into());
         attr.set_exclude_idle(self.exclude_idle.into());

@@ -1,5 +1,6 @@
 //! The progress of processes: a number that grows as they work, from a source that costs them little.
 
+use crate::measure::thread_events::of_threads;
 use crate::pages::target::Target;
 use crate::procfs::{MapsLine, Root, maps};
 use crate::sys::perf::{Event, EventSpec, INSTRUCTIONS};
@@ -120,15 +121,6 @@ impl Progress {
             ProgressSource::Command(line) => printed(line),
         }
     }
-}
-
-/// Opens an event for each thread of a process. Threads that they make later count as well.
-fn of_threads(
-    pid: Pid,
-    open: impl Fn(i32) -> std::io::Result<Event>,
-) -> std::io::Result<Vec<Event>> {
-    let threads = crate::pages::inject::Injector::threads(pid)?;
-    threads.into_iter().map(|tid| open(tid.as_raw_nonzero().get())).collect()
 }
 
 fn instructions(pid: Pid) -> Result<Vec<Event>, String> {

@@ -156,18 +156,19 @@ impl SystemWatch {
     /// # Errors
     /// If there is no such scope. What the machine does not let us see is missing from the result instead.
     pub fn start(scope: Scope) -> Result<SystemWatch, String> {
-        SystemWatch::at(Root::default(), scope, SystemCollector::start())
+        let totals = ProcessTotals::open(&scope);
+        SystemWatch::at(Root::default(), scope, totals, SystemCollector::start())
     }
 
     /// Starts to watch a live or a captured tree.
     pub(in crate::measure) fn at(
         root: Root,
         scope: Scope,
+        mut totals: ProcessTotals,
         collector: Result<SystemCollector, String>,
     ) -> Result<SystemWatch, String> {
         scope.check(&root)?;
         let daemons = daemons(&root);
-        let mut totals = ProcessTotals::default();
         totals.look(&root, &scope);
         let before = Moment::read(&root, &scope, &totals, &daemons);
         Ok(SystemWatch {

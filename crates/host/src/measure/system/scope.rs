@@ -1,5 +1,6 @@
 //! What is watched: the whole system, a cgroup or some processes; and the counters that each has.
 
+use crate::measure::thread_events::TaskClock;
 use crate::procfs::{Root, StatLine, cgroup_paths};
 use procfs_core::{MemoryPressure, VmStat};
 use std::collections::{BTreeMap, HashMap};
@@ -234,13 +235,21 @@ fn of_cgroup(root: &Root, path: &str) -> ScopeTotals {
 
 /// The user and kernel time of processes, and their minor and major faults, by the last look. A process that
 /// has ended keeps its last figures.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Default)]
 pub struct ProcessTotals {
     known: BTreeMap<u32, [u64; 4]>,
+    clocks: BTreeMap<u32, TaskClock>,
     why: Option<String>,
 }
 
 impl ProcessTotals {
+    /// Opens a clock for each process in scope that allows it.
+    pub fn open(scope: &Scope) -> ProcessTotals {
+        let Scope::Processes(pids) = scope else { return ProcessTotals::default() };
+        let clocks = pids.iter().filter_map(|pid| Some((*pid, TaskClock::open(*pid)?)));
+        ProcessTotals { clocks: clocks.collect(), ..ProcessTotals::default() }
+    }
+
     /// Reads those that are still there.
     pub fn look(&mut self, root: &Root, scope: &Scope) {
         let Scope::Processes(pids) = scope else { return };
@@ -253,16 +262,20 @@ impl ProcessTotals {
     }
 
     fn sums(&self) -> ScopeTotals {
-        let known = |of: fn(&[u64; 4]) -> u64| match &self.why {
+        let known = |of: &dyn Fn(u32, &[u64; 4]) -> Count| match &self.why {
             Some(why) if self.known.is_empty() => Err(why.clone()),
-            _ => Ok(self.known.values().map(of).sum()),
+            _ => self.known.iter().map(|(pid, figures)| of(*pid, figures)).sum(),
+        };
+        let cpu_ns = |pid: u32, [user_ns, kernel_ns, ..]: &[u64; 4]| {
+            let clock = self.clocks.get(&pid).map(TaskClock::ns);
+            clock.unwrap_or(Ok(user_ns + kernel_ns)).map_err(|error| error.to_string())
         };
         ScopeTotals {
-            cpu_ns: known(|[user_ns, kernel_ns, ..]| user_ns + kernel_ns),
-            kernel_ns: known(|[_, kernel_ns, ..]| *kernel_ns),
+            cpu_ns: known(&cpu_ns),
+            kernel_ns: known(&|_, [_, kernel_ns, ..]| Ok(*kernel_ns)),
             events: [
-                ("minor_fault_count", known(|[.., minor, _]| *minor)),
-                ("major_fault_count", known(|[.., major]| *major)),
+                ("minor_fault_count", known(&|_, [.., minor, _]| Ok(*minor))),
+                ("major_fault_count", known(&|_, [.., major]| Ok(*major))),
             ]
             .into(),
         }
