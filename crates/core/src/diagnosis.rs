@@ -15,7 +15,6 @@ pub use basis::{BUSY_SHARE, Basis, Occupation, queued};
 pub use comparison::{compare_trials, on_same_pages, undecided};
 pub use parts::{GAIN_SHARE_MIN, MEMORY_SHARE_MAX, PARTS, PartsSearch};
 pub use states::{Growth, MemoryState, StateTrials, judge_states, undecided_in_state};
-pub(crate) use steady::power_within;
 pub use tax::{TAX_DISAGREES, tax_disagreement};
 
 use crate::budget::Budget;

@@ -24,6 +24,7 @@ pub mod hatstat;
 pub mod job;
 pub mod live_tax;
 pub mod load;
+pub mod local_level;
 pub mod machine;
 pub mod network_memory;
 pub mod page_size;

@@ -2,22 +2,22 @@
 //! again, in turn, while their progress is counted.
 //!
 //! Each cycle has three windows: on base pages after calls that changed nothing, on huge pages, and on base
-//! pages again. The cost of a window is its CPU time for each unit of progress. The middle window is
-//! compared with the two beside it, so that a drift of the machine cancels. The check compares the two
+//! pages again. The cost of a window is its CPU time for each unit of progress. The check compares the two
 //! windows beside the calls that changed nothing. The first cycles may have only a part of the memory; the
-//! comparison is that of the cycles with the most of it.
+//! speed-up is that of the cycles with the most of it.
 //!
 //! A split leaves base pages in the order of their addresses, on memory that was one block. These can be
 //! faster than the pages that a process was found with. So all blocks are collapsed and split once before the
-//! cycles, and the windows before and after that show what the order gains. That change cannot be repeated,
-//! so a drift does not cancel in it. Its error is what the same comparison shows at times when nothing was
-//! changed. The speed-up is the product of both.
+//! cycles. The windows before and after that show what the order gains. That change cannot be repeated, so a
+//! drift of the machine does not cancel in it. All windows together show how much costs drift
+//! ([`crate::local_level`]), and so how exact the speed-up over pages as found is.
 
-use crate::diagnosis::{GAIN_MIN, Verdict, power_within};
+use crate::diagnosis::{GAIN_MIN, Verdict};
 use crate::document::Document;
+use crate::local_level::{Effects, Value};
 use crate::report::Warning;
 use crate::sequential::Stopping;
-use crate::stats::{Ratio, quantiles, student_interval};
+use crate::stats::{Ratio, quantiles};
 use crate::system_stat::SystemInterval;
 use crate::units::Bytes;
 use serde::{Deserialize, Serialize};
@@ -25,13 +25,27 @@ use std::collections::BTreeSet;
 
 /// The widest half of an interval with which the experiment may end early.
 const HALF_WIDTH_MAX: f64 = 0.05;
-/// The share of windows below the one that stands for a stretch. Others on the machine only ever add to the
-/// cost of a window, so the lower quartile varies less than the median.
-const CHEAP_SHARE: f64 = 0.25;
 /// The comparisons of an experiment: the speed-up and the check.
 const COMPARISONS: usize = 2;
+/// The probability that the interval of the order excludes the truth. Nothing is decided by it.
+const ORDER_ERROR: f64 = 0.05;
 /// The smallest share of the memory on base pages that must be tried to rule a gain out.
 const TRIED_MIN: f64 = 0.9;
+/// The cycles that the speed-up needs.
+const CYCLES_MIN: usize = 2;
+// The states: base pages as found, base pages in the order of addresses, huge pages.
+const FOUND: usize = 0;
+const ORDER: usize = 1;
+const HUGE: usize = 2;
+/// The powers of the probes' times, near and far, that costs go with where windows do not tell.
+const POWERS: [f64; 2] = [0.5, 0.25];
+/// The weight of these, in squared logarithms: what a window's probe varies by on a quiet machine.
+const POWER_WEIGHT: f64 = 0.015 * 0.015;
+/// The largest power.
+const POWER_MAX: f64 = 3.0;
+/// The largest logarithm of a probe's time relative to the usual one: single windows have some times that, and
+/// the cost of the program hardly follows.
+const SLOWER_MAX: f64 = 0.25;
 /// The fewest units of a window: with fewer, a whole number is too coarse.
 pub const UNITS_MIN: u64 = 50;
 
@@ -70,6 +84,9 @@ pub struct LiveTax {
     pub speedup: Option<Ratio>,
     /// The speed-up by calls that change nothing: 1 if the experiment can be trusted.
     pub check: Option<Ratio>,
+    /// The time after which the speed-up's interval first left no doubt whether there is a gain, in nanoseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub decided_ns: Option<u64>,
     /// Units for each second of the experiment, divided by those before it.
     pub throughput: Option<f64>,
     /// The stops of threads that made calls; 0 if calls came from outside.
@@ -115,10 +132,16 @@ pub struct Window {
     pub cpu_ns: u64,
     /// The length in nanoseconds.
     pub wall_ns: u64,
+    /// The begin, in nanoseconds since the experiment began.
+    #[serde(default)]
+    pub begin_ns: u64,
     /// The time of the speed probe's piece of work in the median of its bursts, in nanoseconds. None
     /// without a probe.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub probe_ns: Option<u64>,
+    /// The same time of a probe of more memory than caches hold.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub far_probe_ns: Option<u64>,
 }
 
 impl Window {
@@ -128,25 +151,28 @@ impl Window {
         has_cost.then(|| (self.cpu_ns as f64 / self.unit_count as f64).ln())
     }
 
-    /// Returns the logarithm of the probe's time.
-    fn probe_log(&self) -> Option<f64> {
-        self.probe_ns.filter(|ns| *ns > 0).map(|ns| (ns as f64).ln())
+    /// Returns the logarithms of the probes' times; none of a probe that there was not.
+    fn probe_logs(&self) -> [Option<f64>; 2] {
+        let log = |ns: u64| (ns as f64).ln();
+        [self.probe_ns, self.far_probe_ns].map(|ns| ns.filter(|ns| *ns > 0).map(log))
     }
 
-    /// Returns this window and the next as one, with the mean of the probe's times.
-    pub fn with(self, next: &Window) -> Window {
-        let probe_ns = match (self.probe_ns, next.probe_ns) {
-            (Some(own), Some(other)) => {
-                let sum = own as f64 * self.wall_ns as f64 + other as f64 * next.wall_ns as f64;
-                Some((sum / (self.wall_ns + next.wall_ns).max(1) as f64) as u64)
-            }
-            (own, other) => own.or(other),
+    /// Returns windows that follow each other as one, with the mean of the probe's times.
+    pub fn whole(windows: &[Window]) -> Window {
+        let sum = |of: fn(&Window) -> u64| windows.iter().map(of).sum::<u64>();
+        let mean = |of: fn(&Window) -> Option<u64>| {
+            let probed = || windows.iter().filter_map(|one| Some((of(one)?, one.wall_ns)));
+            let all_ns = probed().map(|(_, wall_ns)| wall_ns).sum::<u64>();
+            let sum = probed().map(|(ns, wall_ns)| ns as f64 * wall_ns as f64).sum::<f64>();
+            (all_ns > 0).then(|| (sum / all_ns as f64) as u64)
         };
         Window {
-            unit_count: self.unit_count + next.unit_count,
-            cpu_ns: self.cpu_ns + next.cpu_ns,
-            wall_ns: self.wall_ns + next.wall_ns,
-            probe_ns,
+            unit_count: sum(|one| one.unit_count),
+            cpu_ns: sum(|one| one.cpu_ns),
+            wall_ns: sum(|one| one.wall_ns),
+            begin_ns: windows.first().map_or(0, |first| first.begin_ns),
+            probe_ns: mean(|one| one.probe_ns),
+            far_probe_ns: mean(|one| one.far_probe_ns),
         }
     }
 
@@ -170,90 +196,75 @@ pub struct Cycle {
     pub split: Window,
 }
 
-/// The speed of the machine, by a probe: costs go with a power of the probe's time.
+/// The speed of the machine, by two probes: costs go with a power of the time of each.
 #[derive(Debug, Clone, Copy, Default)]
 struct Speed {
-    power: f64,
-    /// The mean of the logarithms of the probe's times.
-    mean_log: f64,
+    powers: [f64; 2],
+    /// The medians of the logarithms of the probes' times.
+    usual_logs: [f64; 2],
 }
 
 impl Speed {
-    /// Estimates the power from the windows of each kind by itself, so that no effect of pages enters it.
+    /// Estimates the powers from the windows of each kind by themselves, so that no effect of pages enters
+    /// them.
     fn of(live: &LiveTax) -> Speed {
         let kinds: [Vec<Window>; 3] = [
             live.as_found.clone(),
             live.base_windows(),
             live.cycles_with(live.tried_bytes).map(|cycle| cycle.huge).collect(),
         ];
-        let groups = kinds.map(|windows| -> Vec<(f64, f64)> {
-            windows.iter().filter_map(|one| Some((one.probe_log()?, one.cost_log()?))).collect()
-        });
-        let logs: Vec<f64> = groups.iter().flatten().map(|(probe, _)| *probe).collect();
-        match logs.len() {
-            0 => Speed::default(),
-            count => Speed {
-                power: power_within(&groups),
-                mean_log: logs.iter().sum::<f64>() / count as f64,
-            },
+        let usual_log = |probe: usize| {
+            let logs = kinds.iter().flatten().filter_map(|window| window.probe_logs()[probe]);
+            let logs: Vec<f64> = logs.collect();
+            if logs.is_empty() { 0.0 } else { quantiles(&logs, [0.5])[0] }
+        };
+        let mut speed = Speed { powers: POWERS, usual_logs: [0, 1].map(usual_log) };
+        // The squares and products of distances from the mean of each kind.
+        let [mut near, mut both, mut far] = [POWER_WEIGHT, 0.0, POWER_WEIGHT];
+        let mut with_cost = POWERS.map(|power| power * POWER_WEIGHT);
+        for windows in kinds {
+            let row = |window: &Window| {
+                let [near, far] = speed.slower(window);
+                Some([near, far, window.cost_log()?])
+            };
+            let rows: Vec<[f64; 3]> = windows.iter().filter_map(row).collect();
+            let mean = |column: usize| {
+                rows.iter().map(|row| row[column]).sum::<f64>() / rows.len().max(1) as f64
+            };
+            let means = [0, 1, 2].map(mean);
+            for row in &rows {
+                let [x, y, cost] = [0, 1, 2].map(|column| row[column] - means[column]);
+                (near, both, far) = (near + x * x, both + x * y, far + y * y);
+                with_cost = [with_cost[0] + x * cost, with_cost[1] + y * cost];
+            }
         }
+        let determinant = near * far - both * both;
+        let [x, y] = with_cost;
+        let powers = [far * x - both * y, near * y - both * x];
+        speed.powers = powers.map(|power| (power / determinant).clamp(0.0, POWER_MAX));
+        speed
     }
 
-    /// Returns the logarithm of the cost of a window at the mean speed. A window without a probe keeps its
-    /// cost.
+    /// Returns by how much each probe was slower than usual in a window, as a logarithm. A window without a
+    /// probe was as usual. So was one whose probe met something that no program meets, but for a limit.
+    fn slower(&self, window: &Window) -> [f64; 2] {
+        let logs = window.probe_logs();
+        [0, 1].map(|probe| {
+            let slower = logs[probe].map_or(0.0, |log| log - self.usual_logs[probe]);
+            slower.clamp(-SLOWER_MAX, SLOWER_MAX)
+        })
+    }
+
+    /// Returns the logarithm of the cost of a window at the usual speed.
     fn cost_log(&self, window: &Window) -> Option<f64> {
-        let slower = window.probe_log().map_or(0.0, |log| log - self.mean_log);
-        Some(window.cost_log()? - self.power * slower)
+        let [near, far] = self.slower(window);
+        Some(window.cost_log()? - self.powers[0] * near - self.powers[1] * far)
     }
 
     /// Returns that cost in millionths of a nanosecond.
     fn cost(&self, window: &Window) -> Option<u64> {
         let cost = (self.cost_log(window)?.exp() * 1e6) as u64;
         Some(cost).filter(|cost| *cost > 0)
-    }
-
-    /// Returns the cost of a unit on base pages and on huge ones; none if a window had no progress.
-    fn costs(&self, cycle: &Cycle) -> Option<(u64, u64)> {
-        let base = self.cost(&cycle.unchanged)? as f64 * self.cost(&cycle.split)? as f64;
-        Some((base.sqrt() as u64, self.cost(&cycle.huge)?))
-    }
-
-    /// Returns the lower quartile of the logarithms of costs in each stretch of so much time, but for a rest.
-    fn levels(&self, windows: &[Window], stretch_ns: u64) -> Vec<f64> {
-        let (mut levels, mut logs, mut wall_ns) = (Vec::new(), Vec::new(), 0);
-        for window in windows {
-            wall_ns += window.wall_ns;
-            logs.extend(self.cost_log(window));
-            // A window is a little longer or shorter than was asked for.
-            if wall_ns as f64 >= 0.95 * stretch_ns as f64 && !logs.is_empty() {
-                levels.push(quantiles(&logs, [CHEAP_SHARE])[0]);
-                (logs, wall_ns) = (Vec::new(), 0);
-            }
-        }
-        levels
-    }
-
-    /// Compares the end of the windows before a change with the begin of those after it. The error is that
-    /// of the same comparison at each other time. None with fewer than two of these.
-    fn order(&self, before: &[Window], after: &[Window]) -> Option<Ratio> {
-        // Two stretches of each: one beside the change, one to compare that with.
-        let stretch_ns = before.iter().map(|window| window.wall_ns).sum::<u64>() / 2;
-        let mut earlier: Vec<Window> = before.to_vec();
-        earlier.reverse();
-        let (mut before, after) =
-            (self.levels(&earlier, stretch_ns), self.levels(after, stretch_ns));
-        before.reverse();
-        let steps = |levels: &[f64]| -> Vec<f64> {
-            levels.windows(2).map(|pair| (pair[0] - pair[1]).powi(2)).collect()
-        };
-        let unchanged = [steps(&before), steps(&after)].concat();
-        if unchanged.len() < 2 {
-            return None;
-        }
-        let variance = unchanged.iter().sum::<f64>() / unchanged.len() as f64;
-        let step = before.last()? - after.first()?;
-        let (low, high) = student_interval(step, variance, unchanged.len(), 0.05);
-        Some(Ratio { value: step.exp(), low: low.exp(), high: high.exp() })
     }
 }
 
@@ -268,21 +279,40 @@ impl Cycle {
 impl LiveTax {
     /// Compares the windows, by a rule of stopping.
     pub fn compare(&mut self, stopping: Stopping) {
-        let speed = Speed::of(self);
         let tried: BTreeSet<u64> = self.cycles.iter().map(|cycle| cycle.tried_bytes).collect();
-        let most = tried.into_iter().rev().find_map(|bytes| {
-            let costs = self.cycles_with(bytes).filter_map(|cycle| speed.costs(cycle));
-            let (base, huge): (Vec<u64>, Vec<u64>) = costs.unzip();
-            Some((bytes, stopping.ratio(&base, &huge, &[], COMPARISONS)?))
-        });
-        self.order = speed.order(&self.as_found, &self.base_windows());
-        self.speedup = most.zip(self.order).map(|((_, of_order), order)| product(of_order, order));
-        self.tried_bytes = most.map_or(self.tried_bytes, |(bytes, _)| bytes);
+        let enough = |bytes: &u64| self.cycles_with(*bytes).count() >= CYCLES_MIN;
+        let most = tried.into_iter().rev().find(enough);
+        self.tried_bytes = most.unwrap_or(self.tried_bytes);
+        let speed = Speed::of(self);
+        let effects = most.and_then(|bytes| Effects::of(&self.values(&speed, bytes)));
+        let faster = |state: usize, error: f64| {
+            let (value, low, high) = effects?.of_state(state, error);
+            Some(Ratio { value: (-value).exp(), low: (-high).exp(), high: (-low).exp() })
+        };
+        let error = stopping.error(self.cycles_with(self.tried_bytes).count(), COMPARISONS);
+        (self.order, self.speedup) = (faster(ORDER, ORDER_ERROR), faster(HUGE, error));
         let earlier = self.in_order.last().into_iter().chain(self.cycles.iter().map(|c| &c.split));
         let pairs = earlier.zip(self.cycles.iter().map(|cycle| &cycle.unchanged));
         let pairs = pairs.filter_map(|(one, other)| Some((speed.cost(one)?, speed.cost(other)?)));
         let (one, other): (Vec<u64>, Vec<u64>) = pairs.unzip();
         self.check = stopping.ratio(&one, &other, &[], COMPARISONS);
+    }
+
+    /// Returns the costs of all windows in the order of time, but for those on other huge pages.
+    fn values(&self, speed: &Speed, tried_bytes: u64) -> Vec<Value> {
+        let found = self.as_found.iter().map(|window| (FOUND, window));
+        let order = self.in_order.iter().map(|window| (ORDER, window));
+        let of_cycles = self.cycles.iter().flat_map(|cycle| {
+            [(ORDER, &cycle.unchanged), (HUGE, &cycle.huge), (ORDER, &cycle.split)]
+                .into_iter()
+                .filter(|(state, _)| *state != HUGE || cycle.tried_bytes == tried_bytes)
+        });
+        let value = |(state, window): (usize, &Window)| {
+            let length = window.wall_ns as f64;
+            let at = window.begin_ns as f64 + length / 2.0;
+            Some(Value { at, length, value: speed.cost_log(window)?, state })
+        };
+        found.chain(order).chain(of_cycles).filter_map(value).collect()
     }
 
     /// Returns all windows on base pages in order.
@@ -296,11 +326,16 @@ impl LiveTax {
         self.cycles.iter().filter(move |cycle| cycle.tried_bytes == tried_bytes)
     }
 
+    /// Returns true if there is a gain, or none, without doubt.
+    pub fn is_clear(&self) -> bool {
+        let clear = |ratio: &Ratio| ratio.low >= 1.0 + GAIN_MIN || ratio.high < 1.0 + GAIN_MIN;
+        self.speedup.as_ref().is_some_and(clear)
+    }
+
     /// Returns true if more cycles would not change the answer.
     pub fn is_settled(&self) -> bool {
-        let clear = |ratio: &Ratio| ratio.low >= 1.0 + GAIN_MIN || ratio.high < 1.0 + GAIN_MIN;
         let narrow = |ratio: &Ratio| ratio.high - ratio.low <= 2.0 * HALF_WIDTH_MAX;
-        self.speedup.as_ref().is_some_and(|ratio| clear(ratio) && narrow(ratio))
+        self.is_clear() && self.speedup.as_ref().is_some_and(narrow)
     }
 
     /// Writes the verdict: the gain, or the reason why there is none.
@@ -370,17 +405,6 @@ impl LiveTax {
     }
 }
 
-/// Returns the product of two ratios whose errors do not depend on each other.
-fn product(one: Ratio, other: Ratio) -> Ratio {
-    let value = one.value * other.value;
-    let reach = |of: fn(&Ratio) -> f64| {
-        let logs = [one, other].map(|ratio| (of(&ratio) / ratio.value).ln());
-        logs[0].hypot(logs[1])
-    };
-    let [low, high] = [reach(|ratio| ratio.low), reach(|ratio| ratio.high)];
-    Ratio { value, low: value * (-low).exp(), high: value * high.exp() }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -396,7 +420,8 @@ mod tests {
             at += 1;
             let speed = 1.0 + drift * at as f64 + 0.002 * (at * 7 % 5) as f64;
             let ns = (1e6 * factor * speed) as u64;
-            Window { unit_count: 1_000, cpu_ns: ns, wall_ns: ns, probe_ns: None }
+            let begin_ns = at * 1_100_000;
+            Window { unit_count: 1_000, cpu_ns: ns, wall_ns: ns, begin_ns, ..Window::default() }
         };
         let as_found: Vec<Window> = (0..8).map(|_| window(found)).collect();
         let in_order: Vec<Window> = (0..8).map(|_| window(1.0)).collect();
@@ -407,11 +432,10 @@ mod tests {
             split: window(1.0),
         };
         // The first cycle has a part of the memory, and shows less of the gain.
-        let mut cycles: Vec<Cycle> = (0..cycles).map(|_| cycle(2 << 20, huge)).collect();
-        if !cycles.is_empty() {
-            cycles.insert(0, cycle(1 << 20, huge.midpoint(1.0)));
-        }
-        let before = as_found.iter().fold(Window::default(), Window::with);
+        let part = (cycles > 0).then(|| cycle(1 << 20, huge.midpoint(1.0)));
+        let whole = (0..cycles).map(|_| cycle(2 << 20, huge));
+        let cycles: Vec<Cycle> = part.into_iter().chain(whole).collect();
+        let before = Window::whole(&as_found);
         let mut live = LiveTax { before, as_found, in_order, cycles, ..LiveTax::default() };
         live.tried_bytes = 2 << 20;
         live.compare(Stopping::Sequential);
@@ -492,6 +516,10 @@ mod tests {
         let mut live = experiment(8, FOUND, 0.8, 1.0, 0.0);
         live.cycles.truncate(2);
         live.cycles.extend_from_within(..1);
+        let last = live.cycles.last_mut().unwrap();
+        for window in [&mut last.unchanged, &mut last.huge, &mut last.split] {
+            window.begin_ns += 20_000_000;
+        }
         live.compare(Stopping::TimeUp);
         assert_eq!(live.tried_bytes, 1 << 20, "two cycles of 1 MiB, one of 2 MiB");
         assert!((live.speedup.unwrap().value - 1.1 * 1.11).abs() < 0.02, "{:?}", live.speedup);
@@ -500,7 +528,7 @@ mod tests {
     #[test]
     fn a_window_without_progress_has_no_cost() {
         let cost = |unit_count| {
-            let window = Window { unit_count, cpu_ns: 5, wall_ns: 5, probe_ns: None };
+            let window = Window { unit_count, cpu_ns: 5, wall_ns: 5, ..Window::default() };
             Speed::default().cost(&window)
         };
         assert_eq!((cost(0), cost(2)), (None, Some(2_500_000)));

@@ -50,7 +50,7 @@ pub fn is_look(round: usize) -> bool {
 impl Stopping {
     /// Returns the error of one interval after these rounds, if there are so many comparisons. Rounds that
     /// end between two looks count as the later one.
-    fn error(self, rounds: usize, comparisons: usize) -> f64 {
+    pub fn error(self, rounds: usize, comparisons: usize) -> f64 {
         let share = match self {
             Stopping::Fixed => 1.0,
             Stopping::TimeUp => 0.5,

@@ -24,6 +24,7 @@ pub fn run(versions: &[String]) -> Result<()> {
                 kernel: &kernel,
                 script: &script,
                 programs: &[],
+                folders: &[],
                 disks: &[],
                 memory: &["-m", "512"],
                 append: "",

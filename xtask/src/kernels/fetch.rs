@@ -55,42 +55,10 @@ pub(super) fn fetch(version: &str, suite: &str) -> Result<PathBuf> {
     if kernel.exists() {
         return Ok(kernel);
     }
-    let (variable, mirror) = match suite.ends_with("-security") {
-        true => ("DEBIAN_SECURITY_MIRROR", SECURITY_MIRROR),
-        false => ("DEBIAN_MIRROR", MIRROR),
-    };
-    let mirror = std::env::var(variable).unwrap_or(mirror.into());
-    let failed = || {
-        format!(
-            "cannot download Linux {version} from {mirror} (another: {variable}=URL); kernels that are in {FOLDER} \
-             need no network"
-        )
-    };
     println!("downloading Linux {version} of {suite}");
-    for part in ["lists/partial", "cache/archives/partial", "unpacked"] {
-        fs::create_dir_all(directory.join(part))?;
-    }
-    let list = directory.join("sources.list");
-    fs::write(&list, format!("deb [signed-by={KEYS}] {mirror} {suite} main\n"))?;
-    let apt = |program: &str, words: &[&str]| {
-        let at = |path: &str| directory.join(path).display().to_string();
-        let settings = [
-            format!("Dir::Etc::sourcelist={}", list.display()),
-            "Dir::Etc::sourceparts=/dev/null".into(),
-            format!("Dir::State::lists={}", at("lists")),
-            format!("Dir::Cache={}", at("cache")),
-            "APT::Update::Error-Mode=any".into(),
-            "APT::Sandbox::User=root".into(),
-        ];
-        let mut command = Command::new(program);
-        command.current_dir(&directory).arg("-q");
-        command.args(settings.iter().flat_map(|setting| ["-o", setting.as_str()]));
-        command.args(words);
-        shell::output(&mut command).with_context(failed)
-    };
-    apt("apt-get", &["update"])?;
+    let apt = Apt::new(&directory, suite)?;
     let dependency = |package: &str, prefix: &str| -> Result<Option<String>> {
-        let shown = apt("apt-cache", &["show", package])?;
+        let shown = apt.run("apt-cache", &["show", package])?;
         let depends = shown.lines().find_map(|line| line.strip_prefix("Depends: "));
         let mut packages = depends.into_iter().flat_map(|line| line.split([' ', ',']));
         Ok(packages.find(|word| word.starts_with(prefix)).map(String::from))
@@ -99,7 +67,7 @@ pub(super) fn fetch(version: &str, suite: &str) -> Result<PathBuf> {
     let image = image.context("the package of the newest kernel names no kernel")?;
     // From 7.3 on, a package of its own has the kernel.
     let package = dependency(&image, "linux-binary-")?.unwrap_or(image);
-    apt("apt-get", &["download", &package])?;
+    apt.run("apt-get", &["download", &package])?;
     let found = |suffix: &str, prefix: &str, at: &Path| -> Result<PathBuf> {
         let mut paths = fs::read_dir(at)?.flatten().map(|entry| entry.path());
         let is_it = |path: &PathBuf| {
@@ -121,10 +89,106 @@ pub(super) fn fetch(version: &str, suite: &str) -> Result<PathBuf> {
     if let Err(error) = keep_driver(&unpacked, &directory) {
         println!("-- Linux {version} without {DRIVER}: {error:#}");
     }
-    for path in [unpacked, package, directory.join("lists"), directory.join("cache")] {
-        if path.is_dir() { fs::remove_dir_all(&path)? } else { fs::remove_file(&path)? }
-    }
+    fs::remove_dir_all(unpacked)?;
+    fs::remove_file(package)?;
+    apt.remove_lists()?;
     Ok(kernel)
+}
+
+/// The tools of apt with one suite of Debian, whose lists they keep in a folder.
+struct Apt {
+    directory: PathBuf,
+    settings: Vec<String>,
+    failed: String,
+}
+
+impl Apt {
+    /// Reads the lists of a suite.
+    fn new(directory: &Path, suite: &str) -> Result<Apt> {
+        let (variable, mirror) = match suite.ends_with("-security") {
+            true => ("DEBIAN_SECURITY_MIRROR", SECURITY_MIRROR),
+            false => ("DEBIAN_MIRROR", MIRROR),
+        };
+        let mirror = std::env::var(variable).unwrap_or(mirror.into());
+        for part in ["lists/partial", "cache/archives/partial", "unpacked"] {
+            fs::create_dir_all(directory.join(part))?;
+        }
+        let list = directory.join("sources.list");
+        fs::write(&list, format!("deb [signed-by={KEYS}] {mirror} {suite} main\n"))?;
+        let at = |path: &str| directory.join(path).display().to_string();
+        let settings = vec![
+            format!("Dir::Etc::sourcelist={}", list.display()),
+            "Dir::Etc::sourceparts=/dev/null".into(),
+            format!("Dir::State::lists={}", at("lists")),
+            format!("Dir::Cache={}", at("cache")),
+            "APT::Update::Error-Mode=any".into(),
+            "APT::Sandbox::User=root".into(),
+        ];
+        let failed = format!(
+            "cannot download packages of {suite} from {mirror} (another: {variable}=URL); kernels that are in \
+             {FOLDER} need no network"
+        );
+        let apt = Apt { directory: directory.into(), settings, failed };
+        apt.run("apt-get", &["update"])?;
+        Ok(apt)
+    }
+
+    fn run(&self, program: &str, words: &[&str]) -> Result<String> {
+        let mut command = Command::new(program);
+        command.current_dir(&self.directory).arg("-q");
+        command.args(self.settings.iter().flat_map(|setting| ["-o", setting.as_str()]));
+        command.args(words);
+        shell::output(&mut command).with_context(|| self.failed.clone())
+    }
+
+    fn remove_lists(self) -> Result<()> {
+        fs::remove_dir_all(self.directory.join("lists"))?;
+        Ok(fs::remove_dir_all(self.directory.join("cache"))?)
+    }
+}
+
+/// Returns the release that a kernel states in its image, as `uname -r` prints it.
+///
+/// Source: `kernel_version` in the kernel's documentation of the boot protocol of x86.
+pub fn release(kernel: &Path) -> Result<String> {
+    let image = fs::read(kernel)?;
+    let offset = image.get(0x20e..0x210).context("a short image")?.try_into()?;
+    let text =
+        image.get(usize::from(u16::from_le_bytes(offset)) + 0x200..).context("no release")?;
+    let words = text.split(|byte| byte.is_ascii_whitespace() || *byte == 0).next();
+    Ok(String::from_utf8_lossy(words.context("no release")?).into_owned())
+}
+
+/// Returns a folder with the headers of a version's kernel, downloaded once: `usr/src` and `lib/modules`.
+pub fn headers(version: &str) -> Result<PathBuf> {
+    let chosen = chosen(&[version.to_string()])?;
+    let (version, suite) = chosen.first().context("no such kernel")?;
+    let release = release(&fetch(version, suite)?)?;
+    let directory = std::path::absolute(Path::new(FOLDER).join(format!("{version}-headers")))?;
+    let unpacked = directory.join("unpacked");
+    if directory.join("complete").exists() {
+        return Ok(unpacked);
+    }
+    println!("downloading the headers of Linux {release}");
+    let apt = Apt::new(&directory, suite)?;
+    let base = release.split_once("-cloud").map_or(release.as_str(), |(base, _)| base);
+    for package in [format!("linux-headers-{release}"), format!("linux-headers-{base}-common")] {
+        apt.run("apt-get", &["download", &package]).with_context(|| {
+            format!(
+                "no headers of {release} any more? remove {FOLDER}/{version} for a newer kernel"
+            )
+        })?;
+        let mut unpack = Command::new("sh");
+        unpack.args([
+            "-c",
+            r#"dpkg-deb -x "$1"/"$2"_*.deb "$1/unpacked" && rm "$1"/"$2"_*.deb"#,
+            "sh",
+        ]);
+        shell::succeed(unpack.arg(&directory).arg(&package))?;
+    }
+    apt.remove_lists()?;
+    fs::write(directory.join("complete"), "")?;
+    Ok(unpacked)
 }
 
 /// Returns the path of a kernel of Debian or of Ubuntu, which has no driver of disks beside it.

@@ -14,7 +14,10 @@ cc -O1 -static xtask/src/kernels/small_init.c -o "$1/init"
 [ -z "$2" ] || cp "$2" "$1/virtio_blk.ko"
 root=$1
 shift 2
-for program; do strip --strip-debug -o "$root/bin/${program##*/}" "$(readlink -f "$program")"; done
+for program; do
+    file=$(readlink -f "$program") name=$root/bin/${program##*/}
+    strip --strip-debug -o "$name" "$file" 2>/dev/null || cp "$file" "$name" # a script
+done
 for program in "$root"/bin/*; do
     for library in $(ldd "$program" 2>/dev/null | grep -o '/[^ ]*'); do
         mkdir -p "$root/${library%/*}"
@@ -47,6 +50,8 @@ pub struct SmallGuest<'a> {
     pub script: &'a str,
     /// The paths of its programs.
     pub programs: &'a [&'a str],
+    /// Folders that it has as well: the path here, and the one there.
+    pub folders: &'a [(&'a Path, &'a str)],
     /// Its disks. The first has an empty file system of ext4 at /files.
     pub disks: &'a [Disk<'a>],
     /// Arguments of QEMU that set its memory.
@@ -76,6 +81,12 @@ impl SmallGuest<'_> {
         let mut make = Command::new("sh");
         make.args(["-c", MAKE_ROOT, "sh"]).arg(&root).arg(driver);
         make.args(["sh", "cat", "sleep", "mkdir", "mount"].map(|name| format!("/bin/{name}")));
+        for (from, to) in self.folders {
+            let to = root.join(to.trim_start_matches('/'));
+            fs::create_dir_all(&to)?;
+            let mut copy = Command::new("cp");
+            shell::succeed(copy.arg("-a").arg(from.join(".")).arg(&to))?;
+        }
         shell::succeed(make.args(self.programs))?;
         let limit = self.limit.to_string();
         let console = folder.path().join("console");

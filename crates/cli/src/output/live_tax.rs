@@ -48,10 +48,9 @@ fn windows(live: &LiveTax) -> String {
     if live.cycles.is_empty() {
         return String::new();
     }
-    let sum =
-        |windows: &mut dyn Iterator<Item = &Window>| windows.fold(Window::default(), Window::with);
-    let base = sum(&mut live.cycles.iter().flat_map(|cycle| [&cycle.unchanged, &cycle.split]));
-    let huge = sum(&mut live.cycles.iter().map(|cycle| &cycle.huge));
+    let base: Vec<Window> =
+        live.cycles.iter().flat_map(|cycle| [cycle.unchanged, cycle.split]).collect();
+    let huge: Vec<Window> = live.cycles.iter().map(|cycle| cycle.huge).collect();
     let ratio = |ratio: Option<Ratio>| ratio.map_or(MISSING.into(), |ratio| ratio.to_string());
     let row = |name: &str, window: &Window, ratio: String| {
         let each = window.cpu_ns as f64 / window.unit_count.max(1) as f64;
@@ -65,8 +64,8 @@ fn windows(live: &LiveTax) -> String {
     };
     let rows = vec![
         row("base pages as found", &live.before, "1".into()),
-        row("base pages in order", &base, ratio(live.order)),
-        row("huge pages", &huge, ratio(live.speedup)),
+        row("base pages in order", &Window::whole(&base), ratio(live.order)),
+        row("huge pages", &Window::whole(&huge), ratio(live.speedup)),
         vec![
             "nothing changed".into(),
             String::new(),

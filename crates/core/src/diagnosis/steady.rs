@@ -46,7 +46,7 @@ fn power(trials: &[Trial]) -> f64 {
 
 /// Returns that power by the logarithms of both times, or their differences. Those of one group differ by
 /// nothing else.
-pub(crate) fn power_within(groups: &[Vec<(f64, f64)>]) -> f64 {
+fn power_within(groups: &[Vec<(f64, f64)>]) -> f64 {
     let (mut squares, mut products) = (POWER_WEIGHT, POWER_WEIGHT * POWER);
     for pairs in groups {
         let mean = |of: fn(&(f64, f64)) -> f64| {

@@ -6,9 +6,11 @@
 //! has a quarter of the CPU's time, in slices of the scheduler between those of the command. Beside a process
 //! that runs already it works in bursts, in 1 % of the time.
 
+use crate::procfs::Root;
 use crate::sys::mapping::{OwnedMapping, Request, Source};
 use pagetax_core::stats::median;
 use pagetax_core::units::PageSize;
+use procfs_core::Meminfo;
 use rustix::thread::CpuSet;
 use std::hint::black_box;
 use std::io;
@@ -19,7 +21,11 @@ use std::time::{Duration, Instant};
 
 /// The memory that is read: more than the caches of one core, about what cores share. With 4 MiB, programs
 /// followed the probe less closely.
-const BYTES: usize = 32 << 20;
+const NEAR_BYTES: usize = 32 << 20;
+/// Memory that no cache holds, which bursts read as well: some programs follow the one, some the other.
+const FAR_BYTES: usize = 256 << 20;
+/// It is read if so many times as much is available.
+const FAR_AVAILABLE: u64 = 8;
 /// The reads of one piece of work, some 10 µs.
 const READS: u32 = 1_000;
 /// Added to the nice value of the command: a third of its weight.
@@ -28,12 +34,16 @@ const NICE: i32 = 5;
 const SLICE: Duration = Duration::from_micros(300);
 /// The pieces after a slice of the command that do not count: they bring the caches back.
 const COLD_PIECES: u32 = 4;
-/// Fewer pieces say too little.
+/// Fewer pieces of a run, and of a burst, say too little.
 const PIECES_MIN: u32 = 30;
-/// The pieces of a burst, some 1 ms.
-const BURST_PIECES: u32 = 100;
+const BURST_PIECES_MIN: u32 = 5;
+/// The pieces of a burst, some 100 us. Few pieces often say more than many pieces seldom, as neighbours change
+/// within milliseconds.
+const BURST_PIECES: u32 = 15;
 /// The time between two bursts.
-const BURST_GAP: Duration = Duration::from_millis(100);
+const BURST_GAP: Duration = Duration::from_millis(20);
+/// The bursts for which the CPU of the processes is looked up once.
+const BURSTS_OF_LOOK: u32 = 5;
 
 /// A probe beside a run.
 #[derive(Debug)]
@@ -48,13 +58,13 @@ impl SpeedProbe {
         let stop = Arc::new(AtomicBool::new(false));
         let is_over = stop.clone();
         let body = move || {
-            let memory = memory().as_ref()?;
+            let memory = near().as_ref()?;
             run_on(cpu)?;
             let own = rustix::thread::gettid();
             let nice = rustix::process::getpriority_process(Some(own)).ok()?;
             rustix::process::setpriority_process(Some(own), nice + NICE).ok()?;
             let mut at = 1;
-            mean_ns(memory, &mut at, || !is_over.load(Ordering::Relaxed))
+            mean_ns(memory, &mut at, PIECES_MIN, || !is_over.load(Ordering::Relaxed))
         };
         let thread = std::thread::Builder::new().name("speed probe".into()).spawn(body)?;
         Ok(SpeedProbe { stop, thread: Some(thread) })
@@ -81,28 +91,38 @@ impl Drop for SpeedProbe {
 #[derive(Debug)]
 pub struct SpeedBursts {
     probe: SpeedProbe,
-    /// The mean time of a piece in each burst so far, in nanoseconds.
-    bursts_ns: Arc<Mutex<Vec<u64>>>,
+    /// The mean time of a piece in each burst so far, in nanoseconds: of near and of far memory.
+    bursts_ns: Arc<Mutex<[Vec<u64>; 2]>>,
 }
 
 impl SpeedBursts {
     /// Starts a probe. It works on the CPU that `cpu` returns before each burst.
     pub fn start(cpu: impl Fn() -> Option<usize> + Send + 'static) -> io::Result<SpeedBursts> {
         let stop = Arc::new(AtomicBool::new(false));
-        let bursts_ns = Arc::<Mutex<Vec<u64>>>::default();
+        let bursts_ns = Arc::<Mutex<[Vec<u64>; 2]>>::default();
         let (is_over, all) = (stop.clone(), bursts_ns.clone());
+        // They are filled before the first look at the processes.
+        let memories = [near().as_ref(), far().as_ref()];
         let body = move || {
-            let (memory, mut at) = (memory().as_ref()?, 1);
-            while !is_over.load(Ordering::Relaxed) {
-                if let Some(cpu) = cpu() {
-                    run_on(cpu)?;
+            let mut at = 1;
+            let mut place = None;
+            for number in 0.. {
+                if is_over.load(Ordering::Relaxed) {
+                    break;
+                }
+                if number % BURSTS_OF_LOOK == 0 {
+                    place = cpu();
+                    place.map_or(Some(()), run_on)?;
+                }
+                let which = (number % 2) as usize;
+                if let (Some(_), Some(memory)) = (place, memories[which]) {
                     let mut left = BURST_PIECES;
                     let goes_on = || {
                         left = left.saturating_sub(1);
                         left > 0
                     };
-                    let burst_ns = mean_ns(memory, &mut at, goes_on);
-                    all.lock().ok()?.extend(burst_ns);
+                    let burst_ns = mean_ns(memory, &mut at, BURST_PIECES_MIN, goes_on);
+                    all.lock().ok()?[which].extend(burst_ns);
                 }
                 std::thread::sleep(BURST_GAP);
             }
@@ -112,15 +132,16 @@ impl SpeedBursts {
         Ok(SpeedBursts { probe: SpeedProbe { stop, thread: Some(thread) }, bursts_ns })
     }
 
-    /// Returns the number of bursts so far.
-    pub fn count(&self) -> usize {
-        self.bursts_ns.lock().map_or(0, |bursts| bursts.len())
+    /// Returns the numbers of bursts so far, on near and on far memory.
+    pub fn counts(&self) -> [usize; 2] {
+        self.bursts_ns.lock().map_or([0; 2], |bursts| [bursts[0].len(), bursts[1].len()])
     }
 
-    /// Returns the time of a piece in the median of the bursts after the first `earlier`; none without one.
-    pub fn median_ns(&self, earlier: usize) -> Option<u64> {
+    /// Returns the times of a piece in the medians of the bursts after the first `earlier`; none without one.
+    pub fn medians_ns(&self, earlier: [usize; 2]) -> [Option<u64>; 2] {
+        let Ok(bursts) = self.bursts_ns.lock() else { return [None; 2] };
         // Some single bursts take several times as long as the others; a mean would believe them.
-        median(self.bursts_ns.lock().ok()?.get(earlier..)?)
+        [0, 1].map(|which| median(bursts[which].get(earlier[which]..)?))
     }
 
     /// Ends the probe.
@@ -138,21 +159,39 @@ fn run_on(cpu: usize) -> Option<()> {
 
 /// Returns the memory of all probes of this process. It stays the same, because the caches' slices make some
 /// pages faster than others.
-fn memory() -> &'static Option<OwnedMapping> {
+fn near() -> &'static Option<OwnedMapping> {
+    static MEMORY: OnceLock<Option<OwnedMapping>> = OnceLock::new();
+    MEMORY.get_or_init(|| filled(NEAR_BYTES))
+}
+
+/// Returns the far memory of all bursts; none where it would be much of what is left.
+fn far() -> &'static Option<OwnedMapping> {
     static MEMORY: OnceLock<Option<OwnedMapping>> = OnceLock::new();
     MEMORY.get_or_init(|| {
-        let align = PageSize::M2.bytes() as usize;
-        let request = Request { source: Source::Anon, len: BYTES, align, hugetlb: None };
-        let mapping = OwnedMapping::new(request).ok()?;
-        // A kernel without huge pages refuses this; base pages do as well.
-        let _ = mapping.advise(libc::MADV_HUGEPAGE);
-        (0..BYTES as u64).step_by(4096).for_each(|offset| mapping.store(offset, offset));
-        Some(mapping)
+        let available = Root::default().parse::<Meminfo>("/proc/meminfo").ok()?.mem_available?;
+        let has_room = available >= FAR_AVAILABLE * FAR_BYTES as u64;
+        has_room.then(|| filled(FAR_BYTES)).flatten()
     })
 }
 
-/// Works as long as it is asked to, and returns the mean time of a piece; none of too few.
-fn mean_ns(memory: &OwnedMapping, at: &mut u64, mut goes_on: impl FnMut() -> bool) -> Option<u64> {
+/// Maps memory, if possible on huge pages, and fills it.
+fn filled(len: usize) -> Option<OwnedMapping> {
+    let align = PageSize::M2.bytes() as usize;
+    let request = Request { source: Source::Anon, len, align, hugetlb: None };
+    let mapping = OwnedMapping::new(request).ok()?;
+    // A kernel without huge pages refuses this; base pages do as well.
+    let _ = mapping.advise(libc::MADV_HUGEPAGE);
+    (0..len as u64).step_by(4096).for_each(|offset| mapping.store(offset, offset));
+    Some(mapping)
+}
+
+/// Works as long as it is asked to, and returns the mean time of a piece; none of fewer than `least`.
+fn mean_ns(
+    memory: &OwnedMapping,
+    at: &mut u64,
+    least: u32,
+    mut goes_on: impl FnMut() -> bool,
+) -> Option<u64> {
     let mut cold = COLD_PIECES;
     let (mut total, mut pieces) = (Duration::ZERO, 0);
     let mut before = Instant::now();
@@ -167,14 +206,15 @@ fn mean_ns(memory: &OwnedMapping, at: &mut u64, mut goes_on: impl FnMut() -> boo
             (false, _) => cold -= 1,
         }
     }
-    (pieces >= PIECES_MIN).then(|| (total / pieces).as_nanos() as u64)
+    (pieces >= least).then(|| (total / pieces).as_nanos() as u64)
 }
 
 /// Reads words at random, so that several reads are under way at a time.
 fn read_some(memory: &OwnedMapping, mut at: u64) -> u64 {
+    let words = memory.len() as u64 / 8;
     for _ in 0..READS {
         at = at.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        black_box(memory.load((at >> 40) % (BYTES as u64 / 8) * 8));
+        black_box(memory.load((at >> 36) % words * 8));
     }
     at
 }
@@ -199,9 +239,12 @@ mod tests {
         let cpu = rustix::thread::sched_getcpu();
         let bursts = SpeedBursts::start(move || Some(cpu)).unwrap();
         std::thread::sleep(Duration::from_secs(1));
-        let count = bursts.count();
-        assert!((1..=11).contains(&count) && bursts.median_ns(0).is_some(), "{bursts:?}");
-        assert_eq!(bursts.median_ns(count + 20), None);
+        let counts = bursts.counts();
+        assert!(
+            (1..=25).contains(&counts[0]) && bursts.medians_ns([0; 2])[0].is_some(),
+            "{bursts:?}"
+        );
+        assert_eq!(bursts.medians_ns(counts.map(|count| count + 100)), [None; 2]);
         bursts.finish();
     }
 }

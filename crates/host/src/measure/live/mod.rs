@@ -45,14 +45,22 @@ const ADDED_MIN: f64 = 1.25;
 const SETTLE_SHARE: u32 = 10;
 /// The blocks of the rehearsal, which shows how long calls take.
 const REHEARSED_BYTES: u64 = 64 << 20;
-/// The part of the time before any change, and as much on base pages after the first split.
+/// The part of the time before any change.
 const BEFORE_SHARE: u32 = 5;
-/// The windows of each of these parts.
+/// The windows of that part, if it is short; the longest one if it is long.
 const BEFORE_WINDOWS: u32 = 24;
+const BEFORE_WINDOW_MAX: Duration = Duration::from_millis(500);
 /// The rate that the processes keep while they are watched, relative to that before. Below it windows grow.
 const RATE_MIN: f64 = 0.98;
 /// The factor by which they grow.
 const WINDOW_GROWTH: f64 = 1.5;
+/// Above this rate windows shrink: a gain makes up for more stalls than were planned.
+const RATE_AMPLE: f64 = 1.02;
+/// The factor by which they shrink, and the smallest one in all.
+const WINDOW_SHRINKING: f64 = 0.8;
+const WINDOW_FACTOR_MIN: f64 = 0.5;
+/// The windows after the first split, for each one before it. The cycles have more windows like these.
+const ORDER_SHARE: usize = 3;
 /// How often blocks are split that a first call left alone, for instance because they were busy.
 const SPLITS_MAX: usize = 5;
 
@@ -91,6 +99,7 @@ pub struct Experiment {
     speed: Option<SpeedBursts>,
     /// The length of windows relative to the shortest that makes up for stalls by that time.
     window_factor: f64,
+    begun: Instant,
     live: LiveTax,
 }
 
@@ -131,6 +140,7 @@ impl Experiment {
             block_ns: 0,
             speed: None,
             window_factor: 1.0,
+            begun: Instant::now(),
             live,
         };
         planned.choose(1.0);
@@ -154,7 +164,7 @@ impl Experiment {
         calibration: Result<&Calibration, &str>,
         mut progress: impl FnMut(f64),
     ) -> LiveTax {
-        let begun = Instant::now();
+        self.begun = Instant::now();
         let pids: Vec<u32> = self.live.processes.iter().map(|process| process.pid).collect();
         // Without it the figures vary more.
         self.speed = is_guest(&Root::default())
@@ -165,7 +175,7 @@ impl Experiment {
             if is_idle || self.live.tried_bytes == 0 {
                 return Ok(());
             }
-            self.cycles(begun, limits.time, &mut progress)
+            self.cycles(limits.time, &mut progress)
         });
         if let Err(why) = done {
             // A process that has ended makes whatever comes next fail.
@@ -178,7 +188,7 @@ impl Experiment {
             speed.finish();
         }
         self.restore();
-        self.live.elapsed_ns = begun.elapsed().as_nanos() as u64;
+        self.live.elapsed_ns = self.begun.elapsed().as_nanos() as u64;
         self.live.judge();
         std::mem::take(&mut self.live)
     }
@@ -191,16 +201,15 @@ impl Experiment {
     ) -> Result<(), String> {
         let pids = self.live.processes.iter().map(|process| process.pid).collect();
         let mut watch = SystemWatch::start(Scope::Processes(pids))?;
-        let short = WINDOW_MIN.max(length / BEFORE_WINDOWS);
+        let short = (length / BEFORE_WINDOWS).clamp(WINDOW_MIN, BEFORE_WINDOW_MAX);
         let count = (length.as_nanos() / short.as_nanos()).max(1);
         let windows: Result<Vec<Window>, String> =
             (0..count).map(|_| self.window(short, || watch.look())).collect();
         let windows = windows?;
-        self.live.before = windows.iter().fold(Window::default(), Window::with);
+        self.live.before = Window::whole(&windows);
         let of_each = (self.live.before.unit_count / windows.len() as u64).max(1);
         let together = windows.chunks(UNITS_MIN.div_ceil(of_each) as usize);
-        let together = together.map(|few| few.iter().fold(Window::default(), Window::with));
-        self.live.as_found = together.collect();
+        self.live.as_found = together.map(Window::whole).collect();
         self.live.budget = Some(cost(&watch.interval(), calibration));
         Ok(())
     }
@@ -222,7 +231,7 @@ impl Experiment {
         }
         self.choose(1.0);
         self.collapse_and_split()?;
-        for window in self.live.as_found.clone() {
+        for window in self.live.as_found.clone().iter().step_by(ORDER_SHARE) {
             let length = Duration::from_nanos(window.wall_ns);
             let window = self.window(length, || {})?;
             self.live.in_order.push(window);
@@ -276,12 +285,8 @@ impl Experiment {
         WINDOW_MIN.max(for_stalls.mul_f64(self.window_factor)).max(for_units).min(longest)
     }
 
-    fn cycles(
-        &mut self,
-        begun: Instant,
-        time: Duration,
-        progress: &mut impl FnMut(f64),
-    ) -> Result<(), String> {
+    fn cycles(&mut self, time: Duration, progress: &mut impl FnMut(f64)) -> Result<(), String> {
+        let begun = self.begun;
         let (from, units) = (Instant::now(), self.progress.units()?);
         self.put_in_order(time)?;
         let of_cycles = time.saturating_sub(begun.elapsed());
@@ -296,17 +301,30 @@ impl Experiment {
             self.live.throughput = Some(rate);
             if rate < RATE_MIN {
                 self.window_factor *= WINDOW_GROWTH;
+            } else if rate > RATE_AMPLE {
+                self.window_factor = (self.window_factor * WINDOW_SHRINKING).max(WINDOW_FACTOR_MIN);
             }
             self.live.compare(Stopping::Sequential);
             longest = longest.max(cycle_begun.elapsed());
             progress((begun.elapsed().as_secs_f64() / time.as_secs_f64()).min(1.0));
             let counted = self.live.cycles_with(self.chosen_bytes()).count();
-            if is_look(counted) && self.live.is_settled() {
-                return Ok(());
+            if is_look(counted) {
+                self.note_decision();
+                if self.live.is_settled() {
+                    return Ok(());
+                }
             }
         }
         self.live.compare(Stopping::TimeUp);
+        self.note_decision();
         Ok(())
+    }
+
+    /// Keeps the time of the first look at which the answer was clear.
+    fn note_decision(&mut self) {
+        if self.live.is_clear() && self.live.decided_ns.is_none() {
+            self.live.decided_ns = Some(self.begun.elapsed().as_nanos() as u64);
+        }
     }
 
     fn cycle(&mut self, window: Duration) -> Result<Cycle, String> {
@@ -380,16 +398,20 @@ impl Experiment {
     fn window(&self, length: Duration, mut look: impl FnMut()) -> Result<Window, String> {
         let begun = Instant::now();
         let (units, cpu_ns) = (self.progress.units()?, self.cpu_ns()?);
-        let bursts = self.speed.as_ref().map(SpeedBursts::count);
+        let bursts = self.speed.as_ref().map(SpeedBursts::counts);
         while let Some(left) = length.checked_sub(begun.elapsed()).filter(|_| !asked_to_stop()) {
             std::thread::sleep(left.min(Duration::from_nanos(LOOK_INTERVAL_NS)));
             look();
         }
+        let medians = self.speed.as_ref().zip(bursts).map(|(speed, n)| speed.medians_ns(n));
+        let [probe_ns, far_probe_ns] = medians.unwrap_or_default();
         Ok(Window {
             cpu_ns: self.cpu_ns()?.saturating_sub(cpu_ns),
             unit_count: self.progress.units()?.saturating_sub(units),
             wall_ns: begun.elapsed().as_nanos() as u64,
-            probe_ns: self.speed.as_ref().zip(bursts).and_then(|(speed, n)| speed.median_ns(n)),
+            begin_ns: (begun - self.begun).as_nanos() as u64,
+            probe_ns,
+            far_probe_ns,
         })
     }
 
