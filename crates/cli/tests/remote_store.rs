@@ -289,13 +289,15 @@ fn a_job_runs_on_a_store() {
     assert!(title.contains("2 copies on Redis cluster at 127.0.0.1"), "{title}");
 }
 
-/// Checks that each way to make a child is refused, as fork is: the child would lack its memory. Redis
-/// and Valkey cannot keep a hash as it is for the child.
+/// The options of a Redis as before 6.2: it cannot copy a hash for a child.
+const WITHOUT_COPY: &[&str] = &["--rename-command", "COPY", ""];
+
+/// Checks that each way to make a child is refused, as fork is: the child would lack its memory.
 #[test]
 fn no_way_to_fork_leaves_pages_behind() {
     let folder = tempfile::tempdir().unwrap();
     let program = program_of_the_library("ways_to_fork", folder.path());
-    let Some(redis) = RedisServer::start(&[]) else { return };
+    let Some(redis) = RedisServer::start(WITHOUT_COPY) else { return };
     let Some((output, errors)) = remote(&["--store", &redis.url()], &[&program, "24"]) else {
         return;
     };
@@ -314,7 +316,7 @@ fn no_way_to_fork_leaves_pages_behind() {
 
 #[test]
 fn a_fork_that_could_not_be_right_is_refused() {
-    let Some(redis) = RedisServer::start(&[]) else { return };
+    let Some(redis) = RedisServer::start(WITHOUT_COPY) else { return };
     let script = "
 import hashlib, os, subprocess
 b = bytearray(24_000_000)
@@ -336,4 +338,32 @@ print(hashlib.md5(b).hexdigest() == before)
     let said = String::from_utf8_lossy(&paged.stdout);
     assert_eq!(said, "12\n12\nb'a child\\n'\nTrue\n", "{errors}");
     assert_eq!(errors.matches("fork is refused").count(), 1, "{errors}");
+}
+
+#[test]
+fn a_child_of_a_fork_has_its_pages_in_the_engine_by_itself() {
+    let Some(redis) = RedisServer::start(&[]) else { return };
+    let script = "
+import hashlib, os
+b = bytearray(24_000_000)
+def fill(seed):
+    for i in range(0, len(b), 4096): b[i] = (i // 4096 + seed) % 251
+    return hashlib.sha256(b).hexdigest(), hashlib.sha256(b).hexdigest()
+fill(0)
+for turn in range(2):
+    pid = os.fork()
+    if pid == 0:
+        print(hashlib.sha256(b).hexdigest(), *fill(turn + 1), flush=True)
+        os._exit(7)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+print(hashlib.sha256(b).hexdigest(), *fill(3), flush=True)
+";
+    let plain = Command::new("/usr/bin/python3").args(["-c", script]).output().unwrap();
+    let options = ["--store", &redis.url(), "--stats"];
+    let Some((paged, errors)) = remote(&options, &["/usr/bin/python3", "-c", script]) else {
+        return;
+    };
+    assert!(paged.status.success(), "{errors}");
+    assert_eq!(String::from_utf8_lossy(&paged.stdout), String::from_utf8_lossy(&plain.stdout));
+    assert!(errors.contains(" page_in_count "), "nothing was paged: {errors}");
 }

@@ -492,6 +492,26 @@ mod tests {
     }
 
     #[test]
+    fn a_cost_may_follow_the_far_probe_and_a_probe_may_meet_what_no_cost_follows() {
+        let mut live = experiment(8, FOUND, 0.8, 1.0, 0.0);
+        let mut rng = Rng::new(2003);
+        for window in windows(&mut live) {
+            let slower = rng.unit() * 0.2;
+            window.cpu_ns = (window.cpu_ns as f64 * slower.exp()) as u64;
+            window.probe_ns = Some(14_000 + (rng.unit() * 100.0) as u64);
+            window.far_probe_ns = Some((20_000.0 * slower.exp()) as u64);
+        }
+        live.compare(Stopping::Sequential);
+        let (speedup, truth) = (live.speedup.unwrap(), FOUND / 0.8);
+        assert!(speedup.low > truth * 0.95 && speedup.high < truth * 1.05, "{speedup}");
+        live.as_found[3].far_probe_ns = Some(400_000);
+        live.in_order[3].probe_ns = Some(400_000);
+        live.compare(Stopping::Sequential);
+        let speedup = live.speedup.unwrap();
+        assert!(speedup.low > truth * 0.9 && speedup.high < truth * 1.1, "{speedup}");
+    }
+
+    #[test]
     fn no_verdict_without_progress_memory_or_a_true_check() {
         let nothing = experiment(12, 1.0, 1.0, 1.0, 0.0);
         assert!(

@@ -212,6 +212,73 @@ fn an_empty_master_does_not_stand_for_one_that_is_slow() {
     assert_eq!(unread(&mut *store.reader().unwrap(), region, 60), (0, 0));
 }
 
+/// Returns the number of keys on all servers.
+fn keys(nodes: &[RedisServer]) -> usize {
+    let of = |node: &RedisServer| -> usize {
+        let said = node.say("DBSIZE");
+        let digits = said.trim().trim_start_matches(|c: char| !c.is_ascii_digit());
+        digits.parse().unwrap_or_else(|_| panic!("{said}"))
+    };
+    nodes.iter().map(of).sum()
+}
+
+#[test]
+fn parent_and_child_of_a_fork_have_their_pages_apart_in_redis() {
+    let Some(mut nodes) = RedisServer::start_cluster(3) else { return };
+    nodes.iter().for_each(|node| {
+        node.say("CONFIG SET cluster-require-full-coverage no");
+        node.say("CONFIG SET cluster-node-timeout 1000");
+    });
+    let options = EngineOptions { copies: 2, ..EngineOptions::new(url_of(&nodes)) };
+    let parent = RedisStore::connect(options).unwrap();
+    let region = fill(&parent, 60);
+    let child = parent.fork(region).unwrap()().unwrap();
+    assert_eq!(keys(&nodes), 60 * 2 * 2);
+    // Each changes a hash of its own, and the parent adds one.
+    let put = |store: &dyn PageStore, hash: u64, of: u64| {
+        let (bytes, macs) = pages(of);
+        let run = PutRun { first: hash * 64, pages: &bytes, macs: &macs };
+        store.writer().unwrap().put(region, &[run]).unwrap();
+    };
+    let holds = |store: &dyn PageStore, hash: u64, of: u64| {
+        let (bytes, macs) = pages(of);
+        let mut into = vec![0; bytes.len()];
+        let read = store.reader().unwrap().get(region, hash * 64, &macs, &mut into);
+        read.is_ok() && into == bytes
+    };
+    put(&parent, 3, 1_003);
+    put(&*child, 4, 2_004);
+    assert!(holds(&parent, 3, 1_003) && holds(&*child, 3, 3));
+    assert!(holds(&parent, 4, 4) && holds(&*child, 4, 2_004));
+    // A child of the child, and the parent ends first.
+    let grandchild = child.fork(region).unwrap()().unwrap();
+    drop(parent);
+    assert!(holds(&*grandchild, 4, 2_004) && holds(&*child, 30, 30));
+    drop(child);
+    assert!(holds(&*grandchild, 3, 3) && keys(&nodes) == 60 * 2);
+    // A fork while a master is down: the copies on the others are enough.
+    kill(&mut nodes[1]);
+    let last = grandchild.fork(region).unwrap()().unwrap();
+    drop(grandchild);
+    assert!((0..60).filter(|hash| ![3, 4].contains(hash)).all(|hash| holds(&*last, hash, hash)));
+    drop(last);
+    assert_eq!(keys(&[nodes.remove(0), nodes.remove(1)]), 0, "what nobody has any more is gone");
+}
+
+#[test]
+fn copies_for_a_fork_that_fails_do_not_stay() {
+    let Some(redis) = RedisServer::start(&[]) else { return };
+    let options =
+        EngineOptions { life: Duration::from_secs(2), ..EngineOptions::new(redis.url()) };
+    let parent = RedisStore::connect(options.clone()).unwrap();
+    let region = fill(&parent, 5);
+    drop(parent.fork(region).unwrap());
+    let nodes = [redis];
+    assert_eq!(keys(&nodes), 10);
+    drop(parent);
+    wait_until("the copies to expire", || keys(&nodes) == 0);
+}
+
 #[test]
 fn redis_beyond_loopback_needs_tls() {
     let far = RedisStore::connect(EngineOptions::new("valkey://192.0.2.1"));

@@ -6,6 +6,7 @@
 
 mod capture;
 mod fetch;
+mod idle;
 mod image;
 mod kswapd;
 mod small;
@@ -47,7 +48,7 @@ const PARTS: [&str; 4] = ["commands", "why", "pager", ON_REQUEST];
 /// The part that takes an hour, and runs on request only.
 const ON_REQUEST: &str = "programs";
 /// Parts with small guests of their own, that run on request only.
-const SMALL: [&str; 4] = ["kswapd", "capture", "states", "snoop"];
+const SMALL: [&str; 5] = ["kswapd", "capture", "states", "snoop", "idle"];
 /// The kernel that has all that the pager uses, as today's machines have: `cargo xtask test` runs the pager's
 /// tests on such a machine. They run in this guest on request only.
 const WITHOUT_PAGER: &str = "7.3";
@@ -65,8 +66,8 @@ const LOST_WRITE_TO_CODE: &str = "Oops: int3";
 pub struct Args {
     /// Kernels, such as 5.10; none is all: 5.10, 6.1, 6.12 and 7.3
     versions: Vec<String>,
-    /// Run these parts only: commands, why, pager, programs, kswapd, capture, states, snoop. The last
-    /// five run on request only
+    /// Run these parts only: commands, why, pager, programs, kswapd, capture, states, snoop, idle. The
+    /// last six run on request only
     #[arg(long, value_name = "PART,…", value_delimiter = ',', value_parser = [PARTS.as_slice(), &SMALL].concat())]
     only: Vec<String>,
     /// Boot the programs of the last build, with the checks as they are now
@@ -162,6 +163,9 @@ pub fn run(args: &Args) -> Result<()> {
     }
     if args.only.iter().any(|part| part == "kswapd") {
         return kswapd::run(&args.versions, args.write);
+    }
+    if args.only.iter().any(|part| part == "idle") {
+        return idle::run(&args.versions);
     }
     if args.only.iter().any(|part| part == "snoop") {
         return snoop::run(args.write);

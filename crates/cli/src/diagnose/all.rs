@@ -20,8 +20,8 @@ pub fn run(outputs: &Outputs<Ranking>, interval: Option<Nanos>) -> Result<ExitCo
     let calibration = calibrate::needed()?;
     let interval = interval.unwrap_or(INTERVAL);
     output::note(&format!(
-        "watching all processes for {interval}; then DAMON samples each busy one of 4 MiB or more. Where the kernel \
-         lacks it, each gets one clear_refs and one smaps_rollup, during which its page faults wait some milliseconds"
+        "watching all processes for {interval}; then DAMON, or else idle page tracking, samples each busy one of 4 \
+         MiB or more. Where the kernel lacks both, each gets one clear_refs and one smaps_rollup, during which its page faults wait some milliseconds"
     ));
     let ranking = ranking(&Root::default(), &calibration, Duration::from_nanos(interval.0))
         .map_err(|why| exit::with(exit::UNMET, anyhow!(why)))?;

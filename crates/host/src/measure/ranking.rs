@@ -2,15 +2,18 @@
 //!
 //! CPU times and faults of all processes are counted over an interval. Then each process that can pay
 //! much gets one look at the pages that it touches in a short time: processes with random accesses touch
-//! many, readers in order few, and sleepers none. [`Damon`] samples them where the kernel has it. Elsewhere
-//! a look clears the accessed bits, waits until the process had some CPU time, and reads the bits again.
+//! many, readers in order few, and sleepers none. [`Damon`] samples them where the kernel has it, else
+//! [`PageIdle`]. Elsewhere a look clears the accessed bits, waits until the process had some CPU time, and reads
+//! the bits again.
 //!
-//! Invariant: without DAMON, each process gets at most one clear_refs and one smaps_rollup. Both hold its
+//! Invariant: each process gets at most one clear_refs and one smaps_rollup. Both hold its
 //! mmap lock, so a loop would stall its faults.
 
 mod damon;
+mod page_idle;
 
 use self::damon::Damon;
+use self::page_idle::PageIdle;
 use crate::measure::system::{Process, Scope};
 use crate::procfs::{Root, online_cpus, process_memory, smaps_rollup};
 use crate::sys::mapping::{OwnedMapping, Request, Source};
@@ -42,6 +45,7 @@ const MARK_PAGES: u64 = 8_192;
 
 const PRICES: &str = "× the calibrated price of a walk, plus faults × their calibrated price";
 const BY_DAMON: &str = "base pages touched in 2 ms, sampled by DAMON";
+const BY_IDLE: &str = "base pages touched in 2 ms, of a sample, by idle page tracking";
 const BY_CLEARING: &str = "base pages touched in a window of 2 ms of CPU time (one clear_refs and one smaps_rollup a process)";
 
 /// Counters of a process since it started.
@@ -75,12 +79,14 @@ pub fn ranking(
         Ok(damon) => (damon, None),
         Err(why) => (None, Some(why)),
     };
-    let mut by_damon = 0;
+    let idle = if damon.is_none() { PageIdle::open(root) } else { None };
+    let mut by_sample = 0;
     for process in &mut figures {
         look(process, elapsed_ns, |pid| {
-            match damon.as_ref().map(|damon| damon.window(root, pid)) {
+            let by_damon = damon.as_ref().map(|damon| damon.window(root, pid));
+            match by_damon.or_else(|| Some(idle.as_ref()?.window(root, pid))) {
                 Some(Ok(window)) => {
-                    by_damon += 1;
+                    by_sample += 1;
                     Ok(window)
                 }
                 Some(Err(why)) if asked_to_stop() => Err(why),
@@ -91,6 +97,11 @@ pub fn ranking(
             return Err("interrupted".into());
         }
     }
+    let how = match (by_sample > 0, &damon) {
+        (false, _) => BY_CLEARING,
+        (true, Some(_)) => BY_DAMON,
+        (true, None) => BY_IDLE,
+    };
     drop(damon);
     figures.extend(ended(&before, &after));
     let mut ranking = Ranking {
@@ -98,9 +109,8 @@ pub fn ranking(
         cpu_count: online_cpus(root)?.len() as u32,
         mark_ns,
         how: match why_not {
-            Some(why) => format!("{BY_CLEARING} {PRICES}; DAMON was not used: {why}"),
-            None if by_damon > 0 => format!("{BY_DAMON} {PRICES}"),
-            None => format!("{BY_CLEARING} {PRICES}"),
+            Some(why) => format!("{how} {PRICES}; DAMON was not used: {why}"),
+            None => format!("{how} {PRICES}"),
         },
         processes: figures.into_iter().map(|process| process.row(calibration)).collect(),
     };

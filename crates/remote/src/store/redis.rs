@@ -10,13 +10,14 @@
 //! shows a loss; another copy then serves the page, and without one it is reported as lost.
 
 mod address;
+mod forked;
 mod placement;
 mod renewer;
 mod session;
 
 pub use address::EngineTls;
 
-use super::{Capacity, PageReader, PageStore, PageWriter, RegionId, StoreError};
+use super::{Capacity, ChildStore, PageReader, PageStore, PageWriter, RegionId, StoreError};
 use crate::client::cluster::UNREACHABLE;
 use crate::pager::Log;
 use crate::random;
@@ -105,8 +106,11 @@ struct RedisState {
     /// The name that the engine gives itself.
     engine: &'static str,
     is_cluster: bool,
-    /// The prefix of all keys, drawn by each store so that no other store uses them.
-    prefix: String,
+    /// A part of all keys that decides on their slots. A store draws it, and those of its forked children have it
+    /// too.
+    family: u64,
+    /// A part of all keys that each store draws, so that no other store uses them.
+    own: u64,
     regions: Mutex<HashMap<RegionId, RedisRegion>>,
     next_region: AtomicU64,
     /// True once the process is about to end.
@@ -171,11 +175,11 @@ impl RedisStore {
         let address = Address::parse(&options.url, &options.tls, options.answer_within)?;
         let server = || address.label();
         let cannot = |source| StoreError::Unreachable { server: server(), source };
-        let random: [u8; 8] = random::bytes().map_err(cannot)?;
         let mut shared = RedisState {
             engine: "Redis",
             is_cluster: false,
-            prefix: format!("pagetax:{:016x}", u64::from_le_bytes(random)),
+            family: drawn().map_err(cannot)?,
+            own: drawn().map_err(cannot)?,
             regions: Mutex::default(),
             next_region: AtomicU64::new(1),
             stopped: Mutex::new(false),
@@ -203,12 +207,23 @@ impl RedisStore {
             return Err(StoreError::Refused { server: server(), why });
         }
         nodes.iter().try_for_each(|node| shared.check_node(node))?;
+        RedisStore::start(shared)
+    }
+
+    /// Starts the thread that looks after the pages.
+    fn start(shared: RedisState) -> Result<RedisStore, StoreError> {
+        let server = shared.address.label();
         let shared = Arc::new(shared);
         let renewing = shared.clone();
-        let renewer =
-            crate::threads::spawn("pagetax-renew", move || renewing.renew()).map_err(cannot)?;
+        let renewer = crate::threads::spawn("pagetax-renew", move || renewing.renew())
+            .map_err(|source| StoreError::Unreachable { server, source })?;
         Ok(RedisStore { shared, renewer: Some(renewer) })
     }
+}
+
+/// Returns a random number.
+fn drawn() -> io::Result<u64> {
+    random::bytes().map(u64::from_le_bytes)
 }
 
 /// Returns a field of the reply to INFO.
@@ -363,7 +378,13 @@ impl RedisState {
 
     /// Returns the key of one copy of the hash that has the pages of this tag.
     fn key(&self, region: RegionId, tag: u64, salt: u8) -> String {
-        format!("{}:{region}:{tag}:{salt}", self.prefix)
+        self.key_of(self.own, region, tag, salt)
+    }
+
+    /// Returns the key of the same copy in another store of the family. It has the same slot: the engine counts
+    /// what is between the braces.
+    fn key_of(&self, store: u64, region: RegionId, tag: u64, salt: u8) -> String {
+        format!("pagetax:{{{:016x}:{region}:{tag}:{salt}}}:{store:016x}", self.family)
     }
 
     /// Returns the keys of all copies of a hash.
@@ -467,6 +488,10 @@ impl PageStore for RedisStore {
         self.shared.is_ending.store(true, Ordering::Relaxed);
         let _ = self.shared.renew_once();
         self.shared.stop.notify_all();
+    }
+
+    fn fork(&self, region: RegionId) -> Result<ChildStore, StoreError> {
+        self.shared.fork(region)
     }
 
     fn reader(&self) -> Result<Box<dyn PageReader>, StoreError> {

@@ -139,8 +139,10 @@ fn host_and_port(address: &str) -> Option<(String, u16)> {
     (!host.is_empty()).then_some((host.to_string(), port.parse().ok()?))
 }
 
-/// Returns the slot of a key without braces.
+/// Returns the slot of a key: that of the part between braces, if there is one.
 fn slot(key: &str) -> usize {
+    let inside = key.split_once('{').and_then(|(_, rest)| rest.split_once('}'));
+    let key = inside.map_or(key, |(part, _)| if part.is_empty() { key } else { part });
     usize::from(crc16::State::<crc16::XMODEM>::calculate(key.as_bytes())) % SLOTS
 }
 
