@@ -268,8 +268,7 @@ fn parent_and_child_of_a_fork_have_their_pages_apart_in_redis() {
 #[test]
 fn copies_for_a_fork_that_fails_do_not_stay() {
     let Some(redis) = RedisServer::start(&[]) else { return };
-    let options =
-        EngineOptions { life: Duration::from_secs(2), ..EngineOptions::new(redis.url()) };
+    let options = EngineOptions { life: Duration::from_secs(2), ..EngineOptions::new(redis.url()) };
     let parent = RedisStore::connect(options.clone()).unwrap();
     let region = fill(&parent, 5);
     drop(parent.fork(region).unwrap());

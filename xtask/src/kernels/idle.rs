@@ -37,7 +37,9 @@ pub fn run(versions: &[String]) -> Result<()> {
     let first = &ranking["processes"][0];
     let mib = |key: &str| first[key]["value"].as_f64().map(|bytes| bytes / 1048576.0);
     let (name, base, touched) = (&first["name"], mib("base_bytes"), mib("touched_bytes"));
-    println!("Linux {version}: {name} is first; MiB on base pages {base:?}, touched in 2 ms {touched:?}");
+    println!(
+        "Linux {version}: {name} is first; MiB on base pages {base:?}, touched in 2 ms {touched:?}"
+    );
     ensure!(name == "gather" && touched > Some(0.1), "the random reader is not first:\n{json}");
     Ok(())
 }

@@ -24,9 +24,9 @@ impl RedisState {
         self.let_go(region, &used);
         copied?;
         let pages = self.region_pages(region)?;
-        let used = used.into_iter().map(|(tag, hash)| {
-            (tag, Hash { expires: true, puts: 0, earlier: None, ..hash })
-        });
+        let used = used
+            .into_iter()
+            .map(|(tag, hash)| (tag, Hash { expires: true, puts: 0, earlier: None, ..hash }));
         let region_of_child = RedisRegion { pages, used: used.collect() };
         let child = RedisState {
             address: self.address.clone(),
