@@ -342,7 +342,7 @@ print(hashlib.md5(b).hexdigest() == before)
 
 #[test]
 fn a_child_of_a_fork_has_its_pages_in_the_engine_by_itself() {
-    let Some(redis) = RedisServer::start(&[]) else { return };
+    let Some(redis) = RedisServer::start(&["--maxmemory", "256mb"]) else { return };
     let script = "
 import hashlib, os
 b = bytearray(24_000_000)
