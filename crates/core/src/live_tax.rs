@@ -1,16 +1,16 @@
-//! The tax of processes that already run, by an experiment: their memory is collapsed to huge pages and split
-//! again, in turn, while their progress is counted.
+//! The tax of processes that already run, by an experiment: their memory is collapsed to huge pages and
+//! split again, in turn, while their progress is counted.
 //!
-//! Each cycle has three windows: on base pages after calls that changed nothing, on huge pages, and on base
-//! pages again. The cost of a window is its CPU time for each unit of progress. The check compares the two
-//! windows beside the calls that changed nothing. The first cycles may have only a part of the memory; the
-//! speed-up is that of the cycles with the most of it.
+//! Each cycle has three windows: on base pages after calls that changed nothing, on huge pages, and on
+//! base pages again. The cost of a window is its CPU time for each unit of progress. The check compares
+//! the two windows beside the calls that changed nothing. The first cycles may have only a part of the
+//! memory; the speed-up is that of the cycles with the most of it.
 //!
 //! A split leaves base pages in the order of their addresses, on memory that was one block. These can be
-//! faster than the pages that a process was found with. So all blocks are collapsed and split once before the
-//! cycles. The windows before and after that show what the order gains. That change cannot be repeated, so a
-//! drift of the machine does not cancel in it. All windows together show how much costs drift
-//! ([`crate::local_level`]), and so how exact the speed-up over pages as found is.
+//! faster than the pages that a process was found with. So all blocks are collapsed and split once before
+//! the cycles. The windows before and after that show what the order gains. That change cannot be
+//! repeated, so a drift of the machine does not cancel in it. All windows together show how much costs
+//! drift ([`crate::local_level`]), and so how exact the speed-up over pages as found is.
 
 use crate::diagnosis::{GAIN_MIN, Verdict};
 use crate::document::Document;
@@ -43,8 +43,8 @@ const POWERS: [f64; 2] = [0.5, 0.25];
 const POWER_WEIGHT: f64 = 0.015 * 0.015;
 /// The largest power.
 const POWER_MAX: f64 = 3.0;
-/// The largest logarithm of a probe's time relative to the usual one: single windows have some times that, and
-/// the cost of the program hardly follows.
+/// The largest logarithm of a probe's time relative to the usual one: single windows have some times
+/// that, and the cost of the program hardly follows.
 const SLOWER_MAX: f64 = 0.25;
 /// The fewest units of a window: with fewer, a whole number is too coarse.
 pub const UNITS_MIN: u64 = 50;
@@ -72,7 +72,8 @@ pub struct LiveTax {
     /// The parts of that time.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub as_found: Vec<Window>,
-    /// Windows after all blocks were collapsed and split, as many: base pages lie in the order of addresses.
+    /// Windows after all blocks were collapsed and split, as many: base pages lie in the order of
+    /// addresses.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub in_order: Vec<Window>,
     /// The speed-up of base pages by that order. It is a part of the speed-up by huge pages.
@@ -84,7 +85,8 @@ pub struct LiveTax {
     pub speedup: Option<Ratio>,
     /// The speed-up by calls that change nothing: 1 if the experiment can be trusted.
     pub check: Option<Ratio>,
-    /// The time after which the speed-up's interval first left no doubt whether there is a gain, in nanoseconds.
+    /// The time after which the speed-up's interval first left no doubt whether there is a gain, in
+    /// nanoseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decided_ns: Option<u64>,
     /// Units for each second of the experiment, divided by those before it.
@@ -205,8 +207,8 @@ struct Speed {
 }
 
 impl Speed {
-    /// Estimates the powers from the windows of each kind by themselves, so that no effect of pages enters
-    /// them.
+    /// Estimates the powers from the windows of each kind by themselves, so that no effect of pages
+    /// enters them.
     fn of(live: &LiveTax) -> Speed {
         let kinds: [Vec<Window>; 3] = [
             live.as_found.clone(),
@@ -245,8 +247,8 @@ impl Speed {
         speed
     }
 
-    /// Returns by how much each probe was slower than usual in a window, as a logarithm. A window without a
-    /// probe was as usual. So was one whose probe met something that no program meets, but for a limit.
+    /// Returns by how much each probe was slower than usual in a window, as a logarithm. A window without
+    /// a probe was as usual. So was one whose probe met something that no program meets, but for a limit.
     fn slower(&self, window: &Window) -> [f64; 2] {
         let logs = window.probe_logs();
         [0, 1].map(|probe| {

@@ -1,19 +1,19 @@
 //! The effects of states on a value that drifts, by the local level model of time series.
 //!
-//! A value is a level that wanders as a random walk, the effect of the state at that time, and noise. A state
-//! that occurs once is compared with its neighbours in time; one that comes again and again, with all of them.
-//! The ratio of wandering to noise is not known, so all ratios count by their likelihood. A value far from its
-//! neighbours counts less.
+//! A value is a level that wanders as a random walk, the effect of the state at that time, and noise. A
+//! state that occurs once is compared with its neighbours in time; one that comes again and again, with
+//! all of them. The ratio of wandering to noise is not known, so all ratios count by their likelihood. A
+//! value far from its neighbours counts less.
 //! Sources: the local level model and intervention analysis (Harvey 1989), the filter for regressors (de Jong
-//! 1991), restricted likelihood (Patterson, Thompson 1971), weights of Student's distribution (Lange, Little,
-//! Taylor 1989).
+//! 1991), restricted likelihood (Patterson, Thompson 1971), weights of Student's distribution (Lange,
+//! Little, Taylor 1989).
 
 use crate::stats::student_interval;
 
 /// The states beside the one that others are compared with.
 const EFFECTS: usize = 2;
-/// The variance of the wandering in the mean time between values ÷ that of the noise. Not 0: a small one cannot be
-/// told from none, but counts over many values.
+/// The variance of the wandering in the mean time between values ÷ that of the noise. Not 0: a small one
+/// looks like none, but counts over many values.
 const WANDERING: [f64; 6] = [0.03, 0.1, 0.3, 1.0, 3.0, 10.0];
 /// The degrees of freedom of the noise's distribution: few, so that tails are long.
 const TAIL: f64 = 4.0;
@@ -42,8 +42,8 @@ pub struct Effects {
 }
 
 impl Effects {
-    /// Estimates the effects from values in the order of time. None unless each state has a value, and there
-    /// are more values than unknown ones.
+    /// Estimates the effects from values in the order of time. None unless each state has a value, and
+    /// there are more values than unknown ones.
     pub fn of(values: &[Value]) -> Option<Effects> {
         let has = |state: usize| values.iter().any(|value| value.state == state);
         let freedom = values.len().checked_sub(2 + EFFECTS)?;
@@ -152,8 +152,8 @@ impl Fit {
         })
     }
 
-    /// Returns the weight of each value, by its distance from the smoothed level, and what the logarithm of the
-    /// likelihood gains when that of Student's distribution takes the place of the weighted normal one.
+    /// Returns the weight of each value, by its distance from the smoothed level. Also returns the gain
+    /// of the logarithmic likelihood if Student's distribution replaces the weighted normal one.
     fn weights(&self, values: &[Value]) -> (Vec<f64>, f64) {
         let noises = noises(values, &vec![1.0; values.len()]);
         let of_value = |((value, level), noise): ((&Value, f64), &f64)| {
@@ -204,7 +204,7 @@ mod tests {
     use super::*;
     use crate::access::Rng;
 
-    /// The order of states in an experiment: pages as found, in order, and cycles.
+    /// Returns the states in the order of an experiment: pages as found, in order, and cycles.
     fn states(cycles: usize) -> Vec<usize> {
         let cycle = [1, 2, 1].into_iter();
         let cycles = std::iter::repeat_n(cycle, cycles).flatten();

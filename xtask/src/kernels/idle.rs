@@ -1,4 +1,5 @@
-//! The part `idle`: `diagnose --all` on a kernel of Ubuntu, which has idle page tracking and no DAMON for us.
+//! The part `idle`: `diagnose --all` on a kernel of Ubuntu, which has idle page tracking and no DAMON for
+//! us.
 
 use super::{SmallGuest, fetch};
 use crate::shell;
@@ -10,7 +11,8 @@ const DEFAULT_VERSION: &str = "5.15";
 const LOAD_SOURCE: &str = "crates/cli/tests/live/gather.c";
 const LIMIT: u32 = 900;
 
-/// Boots the guest. Fails unless the process that reads its memory at random comes first, by idle page tracking.
+/// Boots the guest. Fails unless the process that reads its memory at random comes first, by idle page
+/// tracking.
 pub fn run(versions: &[String]) -> Result<()> {
     let pagetax = shell::pagetax()?;
     let folder = tempfile::tempdir_in("target")?;

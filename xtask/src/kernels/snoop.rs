@@ -1,6 +1,6 @@
 //! The part `snoop`: direct reclaim and compaction in guests, by `pagetax stat` and by bcc's `drsnoop` and
-//! `compactsnoop` at a time. They share no source: samples of stacks here, BPF programs on the kernel's events
-//! there.
+//! `compactsnoop` at a time. They share no source: samples of stacks here, BPF programs on the kernel's
+//! events there.
 
 use super::{Disk, SmallGuest, fetch};
 use crate::{book, packages, shell};
@@ -142,8 +142,8 @@ fn between<'a>(text: &'a str, from: &str, to: &str) -> Result<&'a str> {
     part.map(|(part, _)| part).with_context(|| format!("the guest did not print {from}:\n{text}"))
 }
 
-/// Returns the seconds that a tool saw, and the number of times, by its lines. They have the milliseconds as the
-/// last word but one.
+/// Returns the seconds that a tool saw, and the number of times, by its lines. They have the milliseconds
+/// as the last word but one.
 fn snooped(text: &str) -> Result<(f64, usize)> {
     let lines = between(text, "@@tool\n", "@@stat\n")?;
     let latency = |line: &str| line.split_whitespace().rev().nth(1)?.parse::<f64>().ok();

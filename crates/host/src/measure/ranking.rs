@@ -3,8 +3,8 @@
 //! CPU times and faults of all processes are counted over an interval. Then each process that can pay
 //! much gets one look at the pages that it touches in a short time: processes with random accesses touch
 //! many, readers in order few, and sleepers none. [`Damon`] samples them where the kernel has it, else
-//! [`PageIdle`]. Elsewhere a look clears the accessed bits, waits until the process had some CPU time, and reads
-//! the bits again.
+//! [`PageIdle`]. Elsewhere a look clears the accessed bits, waits until the process had some CPU time,
+//! and reads the bits again.
 //!
 //! Invariant: each process gets at most one clear_refs and one smaps_rollup. Both hold its
 //! mmap lock, so a loop would stall its faults.
@@ -80,7 +80,7 @@ pub fn ranking(
         Err(why) => (None, Some(why)),
     };
     let idle = if damon.is_none() { PageIdle::open(root) } else { None };
-    let mut by_sample = 0;
+    let (mut by_sample, mut failed) = (0, None);
     for process in &mut figures {
         look(process, elapsed_ns, |pid| {
             let by_damon = damon.as_ref().map(|damon| damon.window(root, pid));
@@ -90,7 +90,10 @@ pub fn ranking(
                     Ok(window)
                 }
                 Some(Err(why)) if asked_to_stop() => Err(why),
-                _ => window(root, pid, mark_ns),
+                other => {
+                    failed = failed.take().or(other.and_then(Result::err));
+                    window(root, pid, mark_ns)
+                }
             }
         });
         if damon.is_some() && asked_to_stop() {
@@ -110,6 +113,9 @@ pub fn ranking(
         mark_ns,
         how: match why_not {
             Some(why) => format!("{how} {PRICES}; DAMON was not used: {why}"),
+            None if by_sample == 0 && failed.is_some() => {
+                format!("{how} {PRICES}; samples failed: {}", failed.unwrap_or_default())
+            }
             None => format!("{how} {PRICES}"),
         },
         processes: figures.into_iter().map(|process| process.row(calibration)).collect(),
@@ -133,8 +139,8 @@ fn users(root: &Root) -> BTreeMap<u32, String> {
     text.lines().filter_map(user).collect()
 }
 
-/// Returns the counters over the interval. A process that started in it, perhaps under the number of one that
-/// ended, has all of its counters from the interval.
+/// Returns the counters over the interval. A process that started in it, perhaps under the number of one
+/// that ended, has all of its counters from the interval.
 fn since(times: &Times, before: Option<&Times>) -> Times {
     let before = before.filter(|before| before.iter().zip(times).all(|(then, now)| then <= now));
     let before = before.copied().unwrap_or_default();
@@ -213,7 +219,8 @@ fn look(
     }
 }
 
-/// Clears the accessed bits of a process, waits for some of its CPU time, and reads the bits that are set.
+/// Clears the accessed bits of a process, waits for some of its CPU time, and reads the bits that are
+/// set.
 fn window(root: &Root, pid: u32, mark_ns: f64) -> Result<TouchWindow, String> {
     let clock = || cpu_clock_ns(pid).map_err(|error| format!("no CPU clock: {error}"));
     let clearing = clock()?;

@@ -1,10 +1,10 @@
 //! A thread of fixed work that shares a CPU with a program, to see how fast the machine is meanwhile.
 //!
-//! Guests of one host share its caches and its memory. On one such machine the CPU time of the same program
-//! varied by 5 to 20 % with what its neighbours did, within milliseconds. A chain of arithmetic varied by
-//! 1 %, reads of memory as much as the programs. So the work is such reads. Beside a command, the thread
-//! has a quarter of the CPU's time, in slices of the scheduler between those of the command. Beside a process
-//! that runs already it works in bursts, in 1 % of the time.
+//! Guests of one host share its caches and its memory. On one such machine the CPU time of the same
+//! program varied by 5 to 20 % with what its neighbours did, within milliseconds. A chain of arithmetic
+//! varied by 1 %, reads of memory as much as the programs. So the work is such reads. Beside a command,
+//! the thread has a quarter of the CPU's time, in slices of the scheduler between those of the command.
+//! Beside a process that runs already it works in bursts, in 1 % of the time.
 
 use crate::procfs::Root;
 use crate::sys::mapping::{OwnedMapping, Request, Source};
@@ -19,8 +19,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// The memory that is read: more than the caches of one core, about what cores share. With 4 MiB, programs
-/// followed the probe less closely.
+/// The memory that is read: more than the caches of one core, about what cores share. With 4 MiB,
+/// programs followed the probe less closely.
 const NEAR_BYTES: usize = 32 << 20;
 /// Memory that no cache holds, which bursts read as well: some programs follow the one, some the other.
 const FAR_BYTES: usize = 256 << 20;
@@ -37,8 +37,8 @@ const COLD_PIECES: u32 = 4;
 /// Fewer pieces of a run, and of a burst, say too little.
 const PIECES_MIN: u32 = 30;
 const BURST_PIECES_MIN: u32 = 5;
-/// The pieces of a burst, some 100 us. Few pieces often say more than many pieces seldom, as neighbours change
-/// within milliseconds.
+/// The pieces of a burst, some 100 us. Few pieces often say more than many pieces seldom, as neighbours
+/// change within milliseconds.
 const BURST_PIECES: u32 = 15;
 /// The time between two bursts.
 const BURST_GAP: Duration = Duration::from_millis(20);
@@ -137,7 +137,8 @@ impl SpeedBursts {
         self.bursts_ns.lock().map_or([0; 2], |bursts| [bursts[0].len(), bursts[1].len()])
     }
 
-    /// Returns the times of a piece in the medians of the bursts after the first `earlier`; none without one.
+    /// Returns the times of a piece in the medians of the bursts after the first `earlier`; none without
+    /// one.
     pub fn medians_ns(&self, earlier: [usize; 2]) -> [Option<u64>; 2] {
         let Ok(bursts) = self.bursts_ns.lock() else { return [None; 2] };
         // Some single bursts take several times as long as the others; a mean would believe them.
@@ -157,8 +158,8 @@ fn run_on(cpu: usize) -> Option<()> {
     rustix::thread::sched_setaffinity(None, &one).ok()
 }
 
-/// Returns the memory of all probes of this process. It stays the same, because the caches' slices make some
-/// pages faster than others.
+/// Returns the memory of all probes of this process. It stays the same, because the caches' slices make
+/// some pages faster than others.
 fn near() -> &'static Option<OwnedMapping> {
     static MEMORY: OnceLock<Option<OwnedMapping>> = OnceLock::new();
     MEMORY.get_or_init(|| filled(NEAR_BYTES))

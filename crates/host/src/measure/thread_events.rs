@@ -16,15 +16,15 @@ pub fn of_threads(pid: Pid, open: impl Fn(i32) -> io::Result<Event>) -> io::Resu
 
 /// The CPU time of a process since this was opened, by the times at which its threads got and left a CPU.
 ///
-/// The kernel's own account is less exact. When a task wakes up and preempts another, the account charges it
-/// from the wake-up on. The task that went on until then loses that time. A kernel thread that wakes up often
-/// beside a long system call takes a tenth of its time so.
+/// The kernel's own account is less exact. When a task wakes up and preempts another, the account charges
+/// it from the wake-up on. The task that went on until then loses that time. A kernel thread that wakes
+/// up often beside a long system call takes a tenth of its time so.
 #[derive(Debug)]
 pub struct TaskClock(Vec<Event>);
 
 impl TaskClock {
-    /// Opens the clock; none if the kernel is older than 5.13, does not allow it, or if the process has too many
-    /// threads or starts some at this moment.
+    /// Opens the clock; none if the kernel is older than 5.13, does not allow it, or if the process has
+    /// too many threads or starts some at this moment.
     pub fn open(pid: u32) -> Option<TaskClock> {
         let pid = Pid::from_raw(i32::try_from(pid).ok()?)?;
         let threads = Injector::threads(pid).ok()?;

@@ -106,8 +106,8 @@ struct RedisState {
     /// The name that the engine gives itself.
     engine: &'static str,
     is_cluster: bool,
-    /// A part of all keys that decides on their slots. A store draws it, and those of its forked children have it
-    /// too.
+    /// A part of all keys that decides on their slots. A store draws it, and those of its forked children
+    /// have it too.
     family: u64,
     /// A part of all keys that each store draws, so that no other store uses them.
     own: u64,
@@ -381,8 +381,8 @@ impl RedisState {
         self.key_of(self.own, region, tag, salt)
     }
 
-    /// Returns the key of the same copy in another store of the family. It has the same slot: the engine counts
-    /// what is between the braces.
+    /// Returns the key of the same copy in another store of the family. It has the same slot: the engine
+    /// counts what is between the braces.
     fn key_of(&self, store: u64, region: RegionId, tag: u64, salt: u8) -> String {
         format!("pagetax:{{{:016x}:{region}:{tag}:{salt}}}:{store:016x}", self.family)
     }

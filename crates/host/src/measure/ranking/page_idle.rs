@@ -1,8 +1,9 @@
-//! Touched pages by idle page tracking: some base pages of a process are marked as idle, and after a short time the
-//! kernel tells which of them were touched. Ubuntu's and Red Hat's kernels have it, also those without DAMON.
+//! Touched pages by idle page tracking: some base pages of a process are marked as idle, and after a
+//! short time the kernel tells which of them were touched. Ubuntu's and Red Hat's kernels have it, also
+//! those without DAMON.
 //!
-//! A mark clears the accessed bit of the page. A page whose translation stays in the TLB keeps it cleared, counts as
-//! untouched, and costs no walk.
+//! A mark clears the accessed bit of the page. A page whose translation stays in the TLB keeps it
+//! cleared, counts as untouched, and costs no walk.
 //!
 //! Source: Documentation/admin-guide/mm/idle_page_tracking.rst and pagemap.rst of Linux 6.8.
 
@@ -29,7 +30,8 @@ const TRIES: usize = 20;
 /// The bit of an entry of /proc/PID/pagemap that marks a page in memory, and those of its frame.
 const PRESENT: u64 = 1 << 63;
 const FRAME: u64 = (1 << 55) - 1;
-/// The bits of an entry of /proc/kpageflags: a page that the kernel tracks, and the parts of larger pages.
+/// The bits of an entry of /proc/kpageflags: a page that the kernel tracks, and the parts of larger
+/// pages.
 const TRACKED: u64 = 1 << 5;
 const OF_LARGER: u64 = 1 << 15 | 1 << 16 | 1 << 17 | 1 << 22;
 
@@ -50,16 +52,16 @@ impl PageIdle {
     pub fn window(&self, root: &Root, pid: u32) -> Result<TouchWindow, String> {
         let failed = |error: io::Error| format!("page_idle: {error}");
         let clock = || cpu_clock_ns(pid).map_err(|error| format!("no CPU clock: {error}"));
-        let mut pages = Pages::of(root, pid).map_err(failed)?;
+        let mut pages = RandomPages::of(root, pid).map_err(failed)?;
         let (mut cpu_ns, mut seen, mut touched_count) = (0, 0, 0);
         for _ in 0..ROUNDS {
             if asked_to_stop() {
                 return Err("interrupted".into());
             }
-            let frames: Vec<u64> =
+            let mut frames: Vec<u64> =
                 (0..PAGES).filter_map(|_| pages.next_frame(&self.flags)).collect();
             let before_ns = clock()?;
-            frames.iter().try_for_each(|frame| self.mark(*frame)).map_err(failed)?;
+            frames.retain(|frame| self.mark(*frame));
             let (marked_ns, begin) = (clock()?, Instant::now());
             std::thread::sleep(SAMPLE.saturating_sub(begin.elapsed()));
             let after_ns = clock()?;
@@ -82,9 +84,11 @@ impl PageIdle {
         })
     }
 
-    /// Marks a page as idle. Zeros in a word change nothing.
-    fn mark(&self, frame: u64) -> io::Result<()> {
-        self.bitmap.write_all_at(&(1u64 << (frame % 64)).to_ne_bytes(), frame / 64 * 8)
+    /// Marks a page as idle. Zeros in a word change nothing. Returns false if the kernel does not take the whole
+    /// word, as at the end of memory.
+    fn mark(&self, frame: u64) -> bool {
+        let word = (1u64 << (frame % 64)).to_ne_bytes();
+        self.bitmap.write_at(&word, frame / 64 * 8).is_ok_and(|written| written == word.len())
     }
 
     fn is_idle(&self, frame: u64) -> io::Result<bool> {
@@ -92,8 +96,8 @@ impl PageIdle {
     }
 }
 
-/// Random pages of a process.
-struct Pages {
+/// Random pages of a process, and the files that tell of them.
+struct RandomPages {
     pagemap: File,
     mappings: Vec<MapsLine>,
     /// The pages in each mapping and those before it.
@@ -102,8 +106,8 @@ struct Pages {
     rng: Rng,
 }
 
-impl Pages {
-    fn of(root: &Root, pid: u32) -> io::Result<Pages> {
+impl RandomPages {
+    fn of(root: &Root, pid: u32) -> io::Result<RandomPages> {
         let page_bytes = rustix::param::page_size() as u64;
         let mut mappings = maps(root, pid)?;
         // Memory without any right is reserved, and the kernel's own pages are not tracked.
@@ -115,7 +119,7 @@ impl Pages {
         });
         let ends = ends.collect();
         let pagemap = File::open(root.path(&format!("/proc/{pid}/pagemap")))?;
-        Ok(Pages { pagemap, mappings, ends, page_bytes, rng: Rng::new(u64::from(pid)) })
+        Ok(RandomPages { pagemap, mappings, ends, page_bytes, rng: Rng::new(u64::from(pid)) })
     }
 
     /// Returns the frame of a random base page that is resident; none if none is found.
@@ -151,7 +155,7 @@ mod tests {
             println!("SKIP: only root reads {FLAGS}");
             return;
         };
-        let mut pages = Pages::of(&Root::default(), std::process::id()).unwrap();
+        let mut pages = RandomPages::of(&Root::default(), std::process::id()).unwrap();
         let frames: Vec<u64> = (0..50).filter_map(|_| pages.next_frame(&flags)).collect();
         assert!(frames.len() > 10, "{frames:?}");
         assert!(frames.iter().all(|frame| word(&flags, *frame).unwrap() & OF_LARGER == 0));

@@ -50,8 +50,8 @@ impl RedisState {
         }))
     }
 
-    /// Counts as a put to each hash of a region, so that no copy is moved until [`RedisState::let_go`]. Returns the
-    /// hashes.
+    /// Counts as a put to each hash of a region, so that no copy is moved until [`RedisState::let_go`].
+    /// Returns the hashes.
     fn hold_still(&self, region: RegionId) -> Result<BTreeMap<u64, Hash>, StoreError> {
         let begun = Instant::now();
         loop {
