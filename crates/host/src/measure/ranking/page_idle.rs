@@ -84,8 +84,8 @@ impl PageIdle {
         })
     }
 
-    /// Marks a page as idle. Zeros in a word change nothing. Returns false if the kernel does not take the whole
-    /// word, as at the end of memory.
+    /// Marks a page as idle. Zeros in a word change nothing. Returns false if the kernel does not take the
+    /// whole word, as at the end of memory.
     fn mark(&self, frame: u64) -> bool {
         let word = (1u64 << (frame % 64)).to_ne_bytes();
         self.bitmap.write_at(&word, frame / 64 * 8).is_ok_and(|written| written == word.len())
