@@ -69,7 +69,7 @@ fn a_running_process_is_diagnosed_and_is_as_before() {
     assert!(live.cycles.len() >= 3 && live.speedup.is_some(), "{live:?}");
     assert!(live.cycles.iter().all(|cycle| cycle.huge.unit_count > 0 && cycle.huge.cpu_ns > 0));
     let (found, in_order) = (live.as_found.len(), live.in_order.len());
-    assert!(found >= 4 && in_order == found && live.order.is_some(), "{live:?}");
+    assert!(found >= 4 && in_order == found.div_ceil(3) && live.order.is_some(), "{live:?}");
     assert!(live.budget.is_some() && live.changes.is_empty(), "{:?}", live.changes);
     assert_eq!(gather.huge_kib(), 0);
     gather.end();

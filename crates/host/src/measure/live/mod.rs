@@ -164,12 +164,13 @@ impl Experiment {
         calibration: Result<&Calibration, &str>,
         mut progress: impl FnMut(f64),
     ) -> LiveTax {
-        self.begun = Instant::now();
         let pids: Vec<u32> = self.live.processes.iter().map(|process| process.pid).collect();
         // Without it the figures vary more.
         self.speed = is_guest(&Root::default())
             .then(|| SpeedBursts::start(move || busy_cpu(&pids)).ok())
             .flatten();
+        // The memory of the probe is filled by now.
+        self.begun = Instant::now();
         let done = self.observe(limits.time / BEFORE_SHARE, calibration).and_then(|()| {
             let is_idle = self.live.before.unit_count == 0 || self.live.before.cpu_ns == 0;
             if is_idle || self.live.tried_bytes == 0 {
