@@ -11,6 +11,11 @@ use std::time::{Duration, Instant};
 /// The time for which a fork waits for copies that are moved between masters.
 const PATIENCE: Duration = Duration::from_secs(10);
 const STEP: Duration = Duration::from_millis(20);
+/// The longest life of a child's pages that nobody renews. Many children end without notice (`_exit`), and
+/// their pages take room for so long.
+const LIFE_OF_CHILD: Duration = Duration::from_secs(600);
+/// The longest interval between their renewals.
+const RENEW_CHILD: Duration = Duration::from_secs(60);
 
 impl RedisState {
     /// Copies a region for the child of a fork. The copies of one that is never made expire.
@@ -19,8 +24,11 @@ impl RedisState {
     /// If no copy of some pages answers, the engine has no room, or it has no COPY (before Redis 6.2).
     pub(super) fn fork(self: &Arc<Self>, region: RegionId) -> Result<ChildStore, StoreError> {
         let own = drawn().map_err(|error| self.unreachable(error))?;
+        let mut options = self.options.clone();
+        options.life = options.life.min(LIFE_OF_CHILD);
+        options.renew_every = options.renew_every.min(RENEW_CHILD);
         let used = self.hold_still(region)?;
-        let copied = self.copy_all(region, &used, own);
+        let copied = self.copy_all(region, &used, own, options.life);
         self.let_go(region, &used);
         copied?;
         let pages = self.region_pages(region)?;
@@ -30,7 +38,7 @@ impl RedisState {
         let region_of_child = RedisRegion { pages, used: used.collect() };
         let child = RedisState {
             address: self.address.clone(),
-            options: self.options.clone(),
+            options,
             stopped: Mutex::new(false),
             stop: Condvar::new(),
             engine: self.engine,
@@ -83,6 +91,7 @@ impl RedisState {
         region: RegionId,
         used: &BTreeMap<u64, Hash>,
         own: u64,
+        life: Duration,
     ) -> Result<(), StoreError> {
         let mut session = RedisSession::new(self.clone())?;
         let copies = self.options.copies;
@@ -96,7 +105,6 @@ impl RedisState {
         let names: HashMap<String, (String, u64)> = used.iter().flat_map(of_hash).collect();
         let keys: Vec<String> = names.keys().cloned().collect();
         let mut failures: HashMap<u64, usize> = HashMap::new();
-        let life = self.options.life.min(2 * self.options.renew_every);
         for keys in self.slots().by_master(&keys) {
             for keys in keys.chunks(BATCH) {
                 let commands = || {
