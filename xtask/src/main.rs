@@ -16,6 +16,7 @@ mod pages;
 mod shell;
 mod simulate;
 mod skips;
+mod stat_document;
 mod test;
 mod tidy;
 mod web;

@@ -78,14 +78,19 @@ fn restart(server: &mut RedisServer) {
     wait_until("the server to be up", || server.try_say("PING").is_ok());
 }
 
-#[test]
-fn with_two_copies_a_master_of_a_redis_cluster_may_die() {
-    let Some(mut nodes) = RedisServer::start_cluster(3) else { return };
-    // A cluster without replicas would otherwise serve nothing once a master has failed.
+/// Starts a cluster of three masters without replicas that still serves once one has failed.
+fn cluster_that_goes_on() -> Option<Vec<RedisServer>> {
+    let nodes = RedisServer::start_cluster(3)?;
     nodes.iter().for_each(|node| {
         node.say("CONFIG SET cluster-require-full-coverage no");
         node.say("CONFIG SET cluster-node-timeout 1000");
     });
+    Some(nodes)
+}
+
+#[test]
+fn with_two_copies_a_master_of_a_redis_cluster_may_die() {
+    let Some(mut nodes) = cluster_that_goes_on() else { return };
     let one = RedisStore::connect(EngineOptions::new(url_of(&nodes))).unwrap();
     let two = EngineOptions { copies: 2, ..EngineOptions::new(url_of(&nodes)) };
     let two = RedisStore::connect(two).unwrap();
@@ -224,11 +229,7 @@ fn keys(nodes: &[RedisServer]) -> usize {
 
 #[test]
 fn parent_and_child_of_a_fork_have_their_pages_apart_in_redis() {
-    let Some(mut nodes) = RedisServer::start_cluster(3) else { return };
-    nodes.iter().for_each(|node| {
-        node.say("CONFIG SET cluster-require-full-coverage no");
-        node.say("CONFIG SET cluster-node-timeout 1000");
-    });
+    let Some(mut nodes) = cluster_that_goes_on() else { return };
     let options = EngineOptions { copies: 2, ..EngineOptions::new(url_of(&nodes)) };
     let parent = RedisStore::connect(options).unwrap();
     let region = fill(&parent, 60);

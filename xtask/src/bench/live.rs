@@ -143,9 +143,9 @@ pub fn run(parts: &[String]) -> Result<Outcome> {
         json: json!(results),
         promise: (
             format!(
-                "the interval holds the restart's speed-up in 9 of 10 ({held} of {all}); half of it is at most {:.0} \
-                 points in 8 of 10 ({narrow}); nothing changed holds 1 in 19 of 20 ({same}); a gain of a tenth is clear \
-                 within 60 s ({decided} of {}); no stop is longer than 20 ms, and the rate stays above 98 % ({gentle})",
+                "the interval holds the restart's speed-up in 9 of 10 ({held} of {all}). Half of it is at most {:.0} \
+                 points in 8 of 10 ({narrow}). Nothing changed holds 1 in 19 of 20 ({same}). A gain of a tenth is clear \
+                 within 60 s ({decided} of {}). No stop is longer than 20 ms, and the rate stays above 98 % ({gentle})",
                 HALF_WIDTH_MAX * 100.0,
                 taxed().count()
             ),

@@ -1,8 +1,9 @@
 //! The part `capture`: the files that `stat`, `hatstat` and `top` read, of older kernels and of both versions
 //! of cgroups, as trees for the tests of `crates/host`.
 
+use super::small::between;
 use super::{SmallGuest, fetch};
-use anyhow::{Context, Result};
+use anyhow::Result;
 use std::fs;
 use std::path::Path;
 
@@ -31,8 +32,7 @@ pub fn run(versions: &[String]) -> Result<()> {
                 limit: LIMIT,
             };
             let text = guest.run()?;
-            let (_, tree) = text.split_once("@@files\n").context("no files")?;
-            let (tree, _) = tree.split_once("@@end").context("the files have no end")?;
+            let tree = between(&text, "@@files\n", "@@end")?;
             let path = Path::new(TREES).join(format!("linux-{version}-cgroup-v{cgroups}.txt"));
             fs::write(&path, tree)?;
             println!("wrote {}", path.display());

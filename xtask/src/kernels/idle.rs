@@ -1,6 +1,7 @@
 //! The part `idle`: `diagnose --all` on a kernel of Ubuntu, which has idle page tracking and no DAMON for
 //! us.
 
+use super::small::between;
 use super::{SmallGuest, fetch};
 use crate::shell;
 use anyhow::{Context, Result, ensure};
@@ -31,8 +32,7 @@ pub fn run(versions: &[String]) -> Result<()> {
         limit: LIMIT,
     }
     .run()?;
-    let json = text.split_once("@@ranked\n").and_then(|(_, rest)| rest.split_once("@@end"));
-    let (json, _) = json.with_context(|| format!("no ranking:\n{text}"))?;
+    let json = between(&text, "@@ranked\n", "@@end")?;
     let ranking: Value = serde_json::from_str(json).with_context(|| json.to_string())?;
     let how = ranking["how"].as_str().context("no source")?;
     ensure!(how.contains("idle page tracking"), "{how}");

@@ -62,6 +62,12 @@ pub struct SmallGuest<'a> {
     pub limit: u32,
 }
 
+/// Returns the part of a guest's output between two marks.
+pub fn between<'a>(text: &'a str, from: &str, to: &str) -> Result<&'a str> {
+    let part = text.split_once(from).and_then(|(_, rest)| rest.split_once(to));
+    part.map(|(part, _)| part).with_context(|| format!("the guest did not print {from}:\n{text}"))
+}
+
 impl SmallGuest<'_> {
     /// Boots the guest, and returns the output of its script.
     ///

@@ -2,7 +2,9 @@
 //! `compactsnoop` at a time. They share no source: samples of stacks here, BPF programs on the kernel's
 //! events there.
 
+use super::small::between;
 use super::{Disk, SmallGuest, fetch};
+use crate::stat_document::seconds_of;
 use crate::{book, packages, shell};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
@@ -136,12 +138,6 @@ impl Snoop {
     }
 }
 
-/// Returns the text between two marks of the guest's script.
-fn between<'a>(text: &'a str, from: &str, to: &str) -> Result<&'a str> {
-    let part = text.split_once(from).and_then(|(_, rest)| rest.split_once(to));
-    part.map(|(part, _)| part).with_context(|| format!("the guest did not print {from}:\n{text}"))
-}
-
 /// Returns the seconds that a tool saw, and the number of times, by its lines. They have the milliseconds
 /// as the last word but one.
 fn snooped(text: &str) -> Result<(f64, usize)> {
@@ -156,10 +152,7 @@ fn snooped(text: &str) -> Result<(f64, usize)> {
 fn seconds_of_stat(text: &str, ids: &[&str]) -> Result<f64> {
     let json = between(text, "@@stat\n", "@@end\n")?;
     let document: Value = serde_json::from_str(json).with_context(|| json.to_string())?;
-    let intervals = document["intervals"].as_array().context("no intervals")?;
-    let rows = intervals.iter().filter_map(|one| one["budget"]["cpu"].as_array()).flatten();
-    let rows = rows.filter(|row| ids.iter().any(|id| row["id"] == *id));
-    Ok(rows.filter_map(|row| row["ns"].as_f64()).sum::<f64>() / 1e9)
+    seconds_of(&document, ids)
 }
 
 #[cfg(test)]

@@ -175,20 +175,8 @@ impl RedisStore {
         let address = Address::parse(&options.url, &options.tls, options.answer_within)?;
         let server = || address.label();
         let cannot = |source| StoreError::Unreachable { server: server(), source };
-        let mut shared = RedisState {
-            engine: "Redis",
-            is_cluster: false,
-            family: drawn().map_err(cannot)?,
-            own: drawn().map_err(cannot)?,
-            regions: Mutex::default(),
-            next_region: AtomicU64::new(1),
-            stopped: Mutex::new(false),
-            stop: Condvar::new(),
-            is_ending: AtomicBool::new(false),
-            slots: Mutex::new(Arc::new(SlotMap::parse(""))),
-            address: address.clone(),
-            options,
-        };
+        let family = drawn().map_err(cannot)?;
+        let mut shared = RedisState::new(address.clone(), options, family).map_err(cannot)?;
         shared.check_path(&address)?;
         let info: String = shared.ask_node(&address, redis::cmd("INFO").arg("server"))?;
         if field(&info, "server_name") == Some("valkey") {
@@ -233,6 +221,24 @@ fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
 }
 
 impl RedisState {
+    /// Returns the state of a store that has not asked the engine anything.
+    fn new(address: Address, options: EngineOptions, family: u64) -> io::Result<RedisState> {
+        Ok(RedisState {
+            engine: "Redis",
+            is_cluster: false,
+            family,
+            own: drawn()?,
+            regions: Mutex::default(),
+            next_region: AtomicU64::new(1),
+            stopped: Mutex::new(false),
+            stop: Condvar::new(),
+            is_ending: AtomicBool::new(false),
+            slots: Mutex::new(Arc::new(SlotMap::parse(""))),
+            address,
+            options,
+        })
+    }
+
     /// Refuses servers beyond loopback without TLS.
     fn check_path(&self, address: &Address) -> Result<(), StoreError> {
         match self.options.insecure || address.is_tls() || address.is_loopback() {
@@ -378,13 +384,8 @@ impl RedisState {
 
     /// Returns the key of one copy of the hash that has the pages of this tag.
     fn key(&self, region: RegionId, tag: u64, salt: u8) -> String {
-        self.key_of(self.own, region, tag, salt)
-    }
-
-    /// Returns the key of the same copy in another store of the family. It has the same slot: the engine
-    /// counts what is between the braces.
-    fn key_of(&self, store: u64, region: RegionId, tag: u64, salt: u8) -> String {
-        format!("pagetax:{{{:016x}:{region}:{tag}:{salt}}}:{store:016x}", self.family)
+        // The slot is that of the part between the braces, which a child's key has too.
+        format!("pagetax:{{{:016x}:{region}:{tag}:{salt}}}:{:016x}", self.family, self.own)
     }
 
     /// Returns the keys of all copies of a hash.

@@ -7,6 +7,7 @@ use super::Outcome;
 use super::swap::{Limited, Swap};
 use crate::at_end::AtEnd;
 use crate::shell::{self, pagetax};
+use crate::stat_document::seconds_of;
 use anyhow::{Context, Result, ensure};
 use pagetax_host::sys::process::cpu_clock_ns;
 use serde_json::{Value, json};
@@ -219,18 +220,13 @@ fn measure(load: &StatLoad, program: &Path, file: &Path) -> Result<Measured> {
     child.wait()?;
     let document: Value = serde_json::from_str(&fs::read_to_string(document.path())?)?;
     let intervals = document["intervals"].as_array().context("no intervals")?;
-    let seconds_of = |ids: &[&str]| -> f64 {
-        let rows = intervals.iter().filter_map(|one| one["budget"]["cpu"].as_array()).flatten();
-        let rows = rows.filter(|row| ids.iter().any(|id| row["id"] == *id));
-        rows.filter_map(|row| row["ns"].as_f64()).sum::<f64>() / 1e9
-    };
     let total = |pointer: &str| -> f64 {
         intervals.iter().filter_map(|one| one.pointer(pointer)?.as_f64()).sum()
     };
     Ok(Measured {
         direct_s: events_s.unwrap_or(own_s),
-        stat_s: seconds_of(load.rows),
-        delayed_s: seconds_of(DELAYED),
+        stat_s: seconds_of(&document, load.rows)?,
+        delayed_s: seconds_of(&document, DELAYED)?,
         delays,
         own_share: total("/readings/own_cpu_ns/value") / total("/elapsed_ns"),
     })

@@ -8,6 +8,7 @@
 //! Source: Documentation/admin-guide/mm/idle_page_tracking.rst and pagemap.rst of Linux 6.8.
 
 use super::touched;
+use crate::pages::pagemap::folio::{FRAME, HEAD, PRESENT, TAIL};
 use crate::procfs::{MapsLine, Root, maps, smaps_rollup};
 use crate::sys::process::cpu_clock_ns;
 use crate::sys::signal::asked_to_stop;
@@ -27,13 +28,10 @@ const PAGES: usize = 100;
 const ROUNDS: usize = 20;
 /// The places of a process that are looked at for one page: much of a mapping may not be resident.
 const TRIES: usize = 20;
-/// The bit of an entry of /proc/PID/pagemap that marks a page in memory, and those of its frame.
-const PRESENT: u64 = 1 << 63;
-const FRAME: u64 = (1 << 55) - 1;
 /// The bits of an entry of /proc/kpageflags: a page that the kernel tracks, and the parts of larger
 /// pages.
 const TRACKED: u64 = 1 << 5;
-const OF_LARGER: u64 = 1 << 15 | 1 << 16 | 1 << 17 | 1 << 22;
+const OF_LARGER: u64 = HEAD | TAIL | 1 << 17 | 1 << 22;
 
 /// The kernel's files.
 pub(super) struct PageIdle {

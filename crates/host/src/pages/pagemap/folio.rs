@@ -12,12 +12,12 @@ use std::io;
 use std::os::unix::fs::FileExt;
 
 /// The bit of an entry in /proc/PID/pagemap that marks a page in memory.
-const PRESENT: u64 = 1 << 63;
+pub(crate) const PRESENT: u64 = 1 << 63;
 /// The physical page number in such an entry; 0 for readers without CAP_SYS_ADMIN.
-const FRAME: u64 = (1 << 55) - 1;
+pub(crate) const FRAME: u64 = (1 << 55) - 1;
 /// The bits of an entry in /proc/kpageflags.
-const HEAD: u64 = 1 << 15;
-const TAIL: u64 = 1 << 16;
+pub(crate) const HEAD: u64 = 1 << 15;
+pub(crate) const TAIL: u64 = 1 << 16;
 
 /// The number of huge pages whose entries are read together. No folio crosses the border of a huge page.
 const CHUNK_HUGE_PAGES: u64 = 16;

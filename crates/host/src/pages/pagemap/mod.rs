@@ -15,7 +15,7 @@
 //! table, never from smaps: it books a private 1G page as shared.
 
 mod diff;
-mod folio;
+pub(crate) mod folio;
 mod node;
 mod read;
 mod smaps;

@@ -1,11 +1,11 @@
 //! The pages of a forked child: copies that the engine makes by itself, under keys of the same slots.
 
 use super::session::{RedisSession, expire, on_key};
-use super::{BATCH, Hash, RedisRegion, RedisState, RedisStore, drawn};
+use super::{BATCH, Hash, RedisRegion, RedisState, RedisStore};
 use crate::store::{ChildStore, RegionId, StoreError};
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// The time for which a fork waits for copies that are moved between masters.
@@ -23,12 +23,13 @@ impl RedisState {
     /// # Errors
     /// If no copy of some pages answers, the engine has no room, or it has no COPY (before Redis 6.2).
     pub(super) fn fork(self: &Arc<Self>, region: RegionId) -> Result<ChildStore, StoreError> {
-        let own = drawn().map_err(|error| self.unreachable(error))?;
         let mut options = self.options.clone();
         options.life = options.life.min(LIFE_OF_CHILD);
         options.renew_every = options.renew_every.min(RENEW_CHILD);
+        let child = RedisState::new(self.address.clone(), options, self.family);
+        let mut child = child.map_err(|error| self.unreachable(error))?;
         let used = self.hold_still(region)?;
-        let copied = self.copy_all(region, &used, own, options.life);
+        let copied = self.copy_all(region, &used, &child);
         self.let_go(region, &used);
         copied?;
         let pages = self.region_pages(region)?;
@@ -36,20 +37,10 @@ impl RedisState {
             .into_iter()
             .map(|(tag, hash)| (tag, Hash { expires: true, puts: 0, earlier: None, ..hash }));
         let region_of_child = RedisRegion { pages, used: used.collect() };
-        let child = RedisState {
-            address: self.address.clone(),
-            options,
-            stopped: Mutex::new(false),
-            stop: Condvar::new(),
-            engine: self.engine,
-            is_cluster: self.is_cluster,
-            family: self.family,
-            own,
-            regions: Mutex::new(HashMap::from([(region, region_of_child)])),
-            next_region: AtomicU64::new(self.next_region.load(Ordering::Relaxed)),
-            is_ending: AtomicBool::new(false),
-            slots: Mutex::new(self.slots()),
-        };
+        (child.engine, child.is_cluster) = (self.engine, self.is_cluster);
+        child.regions = Mutex::new(HashMap::from([(region, region_of_child)]));
+        child.next_region = AtomicU64::new(self.next_region.load(Ordering::Relaxed));
+        child.slots = Mutex::new(self.slots());
         Ok(Box::new(move || {
             let store = RedisStore::start(child)?;
             // If it fails, the thread renews them in time.
@@ -85,19 +76,18 @@ impl RedisState {
         }
     }
 
-    /// Copies all keys of some hashes to those of another store. Each hash needs one copy that answers.
+    /// Copies all keys of some hashes to those of the child's store. Each hash needs one copy that answers.
     fn copy_all(
         self: &Arc<Self>,
         region: RegionId,
         used: &BTreeMap<u64, Hash>,
-        own: u64,
-        life: Duration,
+        child: &RedisState,
     ) -> Result<(), StoreError> {
         let mut session = RedisSession::new(self.clone())?;
         let copies = self.options.copies;
         let of_hash = |(tag, hash): (&u64, &Hash)| {
             let names = hash.salts.map(|salt| {
-                let to = self.key_of(own, region, *tag, salt);
+                let to = child.key(region, *tag, salt);
                 (self.key(region, *tag, salt), (to, *tag))
             });
             names.into_iter().take(copies)
@@ -112,7 +102,7 @@ impl RedisState {
                         let to = &names[*from].0;
                         let mut copy = on_key("COPY", from);
                         copy.arg(to).arg("REPLACE");
-                        [copy, expire(to, life)]
+                        [copy, expire(to, child.options.life)]
                     };
                     keys.iter().flat_map(copy).collect()
                 };
