@@ -20,6 +20,7 @@ const DISCOVER: c_uint = 2;
 const USER_MODE_ONLY: c_uint = 4;
 const IN_PLACE: c_uint = 8;
 const INSECURE: c_uint = 16;
+const COMPRESS_TLS: c_uint = 32;
 
 /// `struct pagetax_remote_options`.
 #[repr(C)]
@@ -135,6 +136,7 @@ unsafe fn store(options: &RemoteOptions) -> Result<StoreSettings, (c_int, String
         tls,
         tls_name,
         insecure,
+        compress_tls: options.flags & COMPRESS_TLS != 0,
     }))
 }
 
@@ -192,7 +194,8 @@ unsafe extern "C" fn pagetax_remote_map(
     bytes: usize,
     options: *const RemoteOptions,
 ) -> *mut c_void {
-    const KNOWN: c_uint = OVERCOMMIT | DISCOVER | USER_MODE_ONLY | IN_PLACE | INSECURE;
+    const KNOWN: c_uint =
+        OVERCOMMIT | DISCOVER | USER_MODE_ONLY | IN_PLACE | INSECURE | COMPRESS_TLS;
     // SAFETY: as the caller promises.
     let options = unsafe { options.as_ref() };
     let Some(options) = options.filter(|options| options.flags & !KNOWN == 0) else {

@@ -134,6 +134,10 @@ pub struct CopiesArgs {
     #[arg(long)]
     insecure: bool,
 
+    /// Compress writes over slow links with TLS, too; whoever sees the traffic then sees how well pages compress
+    #[arg(long)]
+    compress_tls: bool,
+
     /// The time for which an access to memory waits if no server with its page answers; then it fails
     /// (SIGBUS)
     #[arg(long, value_name = "TIME", default_value = "30s")]
@@ -181,6 +185,7 @@ impl CopiesArgs {
             tls,
             tls_name,
             insecure: self.insecure,
+            compress_tls: self.compress_tls,
         }))
     }
 }

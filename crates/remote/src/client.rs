@@ -9,6 +9,7 @@ pub mod ask;
 mod availability;
 mod chunk;
 pub mod cluster;
+mod compression;
 pub mod connection;
 mod control;
 pub mod link;

@@ -9,6 +9,7 @@ mod affinity;
 pub mod client;
 pub mod discovery;
 pub mod documents;
+mod link_rate;
 pub mod page;
 pub mod pager;
 pub mod preloaded;

@@ -31,10 +31,11 @@ const TLS_KEY: &str = "PAGETAX_REMOTE_TLS_KEY";
 const TLS_AUTHORITY: &str = "PAGETAX_REMOTE_TLS_CA";
 const TLS_NAME: &str = "PAGETAX_REMOTE_TLS_NAME";
 const INSECURE: &str = "PAGETAX_REMOTE_INSECURE";
+const COMPRESS_TLS: &str = "PAGETAX_REMOTE_COMPRESS_TLS";
 const PROGRAM: &str = "PAGETAX_REMOTE_PROGRAM";
 
 /// The names of all variables that carry settings.
-pub const VARIABLES: [&str; 18] = [
+pub const VARIABLES: [&str; 19] = [
     RESIDENT,
     ADDRESS_SPACE,
     SPIN_US,
@@ -52,6 +53,7 @@ pub const VARIABLES: [&str; 18] = [
     TLS_AUTHORITY,
     TLS_NAME,
     INSECURE,
+    COMPRESS_TLS,
     PROGRAM,
 ];
 
@@ -72,6 +74,9 @@ pub struct ServerSettings {
     pub tls_name: Option<String>,
     /// True to use servers beyond loopback without TLS, on a trusted network.
     pub insecure: bool,
+    /// True to compress writes over slow links with TLS, too: see
+    /// [`ClusterOptions::compress_tls`](cluster::ClusterOptions::compress_tls).
+    pub compress_tls: bool,
 }
 
 /// A Redis or Valkey server or cluster to use, and the settings of its client.
@@ -308,6 +313,7 @@ impl ServerSettings {
             (COPIES, self.copies.to_string().into()),
             (UNREACHABLE_MS, self.unreachable.as_millis().to_string().into()),
             (INSECURE, u64::from(self.insecure).to_string().into()),
+            (COMPRESS_TLS, u64::from(self.compress_tls).to_string().into()),
         ];
         if let Some(Files { certificate, key, authority }) = &self.tls {
             variables.extend([
@@ -344,6 +350,7 @@ impl ServerSettings {
             tls,
             tls_name: text(TLS_NAME)?,
             insecure: is_set(INSECURE)?,
+            compress_tls: is_set(COMPRESS_TLS)?,
         }))
     }
 
@@ -360,6 +367,7 @@ impl ServerSettings {
             discover: self.discover,
             tls: tls.map_err(|error| error.to_string())?,
             insecure: self.insecure,
+            compress_tls: self.compress_tls,
             log,
             ..cluster::ClusterOptions::new(self.named.clone())
         };
@@ -403,6 +411,7 @@ mod tests {
             tls,
             tls_name,
             insecure: false,
+            compress_tls: false,
         });
         let engine = StoreSettings::Engine(EngineSettings {
             url: "valkey://a".into(),

@@ -20,7 +20,7 @@ use header::HEADER_BYTES;
 use twox_hash::XxHash3_64;
 
 /// The newest version of the protocol that this build speaks.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 
 /// The oldest version that this build speaks. A change of the protocol raises [`VERSION`] alone, and servers
 /// go on with clients of the older ones.
@@ -28,6 +28,9 @@ pub const VERSION_MIN: u32 = 3;
 
 /// The first version with [`request::Request::Snapshot`].
 pub const SNAPSHOTS_FROM: u32 = 4;
+
+/// The first version with [`request::Request::CompressedPut`].
+pub const COMPRESSED_FROM: u32 = 5;
 
 /// Returns the version to speak with a client: the newest that both know. None if it is too old.
 pub fn agreed_version(of_client: u32) -> Option<u32> {

@@ -68,7 +68,7 @@ fn kill(server: &mut RedisServer) {
 fn restart(server: &mut RedisServer) {
     let folder = std::fs::read_link(format!("/proc/{}/cwd", server.child.id())).unwrap();
     kill(server);
-    server.child = Command::new("redis-server")
+    server.child = Command::new(redis_server::engine().unwrap().1)
         .args(["--port", &server.port.to_string(), "--bind", "127.0.0.1", "--save", ""])
         .args(["--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf"])
         .current_dir(folder)

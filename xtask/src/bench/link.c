@@ -1,6 +1,8 @@
 // The two ends of a link with a delay, for `cargo xtask bench link`:
 //   link relay ADDRESS PORT TARGET DELAY_NS   passes connections on to 127.0.0.1:TARGET, each request late
 //   link echo PORT                            answers 32 bytes with 32 bytes and a page
+//   link sink ADDRESS PORT                    takes bytes to their end, then answers with one
+//   link flood ADDRESS PORT                   prints the pages per second that a sink takes
 //   link ping ADDRESS PORT                    prints the median and 99th percentile of a round trip, in ns
 // The delay is spun: a sleep of 30 us takes twice as long.
 #include <arpa/inet.h>
@@ -13,7 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { HEAD = 32, PAGE = 4096, PINGS = 16384, WARM = 1000 };
+enum { HEAD = 32, PAGE = 4096, PINGS = 16384, WARM = 1000, RUN_PAGES = 64, RUNS = 128 };
 
 static int target;
 static int64_t delay_ns;
@@ -143,6 +145,27 @@ static void ping(int fd) {
     printf("%lld %lld\n", (long long)sorted[(PINGS - WARM) / 2], (long long)sorted[(PINGS - WARM) / 100 * 99]);
 }
 
+static void sink(int listener) {
+    static char run[RUN_PAGES * PAGE];
+    for (;;) {
+        int fd = accept(listener, NULL, NULL);
+        need(fd >= 0, "accept");
+        while (read(fd, run, sizeof run) > 0)
+            ;
+        all(fd, run, 1, 1);
+        close(fd);
+    }
+}
+
+static void flood(int fd) {
+    static char run[RUN_PAGES * PAGE];
+    int64_t begun = now_ns();
+    for (int i = 0; i < RUNS; i++)
+        need(all(fd, run, sizeof run, 1), "flood");
+    need(shutdown(fd, SHUT_WR) == 0 && all(fd, run, 1, 0), "flood");
+    printf("%.0f\n", RUNS * RUN_PAGES * 1e9 / (now_ns() - begun));
+}
+
 int main(int count, char **words) {
     const char *what = count > 1 ? words[1] : "";
     if (count == 6 && !strcmp(what, "relay")) {
@@ -151,10 +174,14 @@ int main(int count, char **words) {
         relay(listen_at(words[2], atoi(words[3])));
     } else if (count == 3 && !strcmp(what, "echo")) {
         echo(listen_at("127.0.0.1", atoi(words[2])));
+    } else if (count == 4 && !strcmp(what, "sink")) {
+        sink(listen_at(words[2], atoi(words[3])));
+    } else if (count == 4 && !strcmp(what, "flood")) {
+        flood(connect_to(words[2], atoi(words[3])));
     } else if (count == 4 && !strcmp(what, "ping")) {
         ping(connect_to(words[2], atoi(words[3])));
     } else {
-        fprintf(stderr, "link relay ADDRESS PORT TARGET DELAY_NS | echo PORT | ping ADDRESS PORT\n");
+        fprintf(stderr, "link relay ADDRESS PORT TARGET DELAY_NS | echo PORT | sink, flood or ping ADDRESS PORT\n");
         return 2;
     }
 }

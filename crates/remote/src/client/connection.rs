@@ -4,6 +4,8 @@
 //! the caller's pages. A reply that nobody waits for any more is read and dropped. Its id keeps it
 //! from being taken for another reply.
 
+use super::compression::Compression;
+use crate::link_rate;
 use crate::page::{PAGE_BYTES, RUN_PAGES_MAX};
 use crate::secret::{self, Claim};
 use crate::store::StoreError;
@@ -14,7 +16,7 @@ use crate::wire::hello::{HELLO_BYTES, Hello, Location};
 use crate::wire::inbox::Inbox;
 use crate::wire::reply::Reply;
 use crate::wire::request::{Request, Token};
-use crate::wire::{FRAME_BYTES_MAX, VERSION, VERSION_MIN};
+use crate::wire::{COMPRESSED_FROM, FRAME_BYTES_MAX, VERSION, VERSION_MIN};
 use rustls::{ClientConnection, StreamOwned};
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
@@ -216,6 +218,11 @@ pub struct Connection {
     /// The bytes that [`Connection::next_reply`] has read, and nobody has used yet.
     inbox: Inbox,
     looking: ReplyPolling,
+    /// True if the server is on this machine.
+    is_local: bool,
+    /// True if writes may be compressed.
+    may_compress: bool,
+    compression: Compression,
 }
 
 /// Returns true if a program listens there that takes no new connection: a server that has as many
@@ -251,6 +258,8 @@ pub fn is_timeout(error: &io::Error) -> bool {
 impl Connection {
     /// Wraps a stream on which both sides have said hello.
     pub fn new(stream: PeerStream, server: &Hello) -> Connection {
+        let is_local = is_local(stream.socket()).unwrap_or(false);
+        let is_plain = matches!(stream, PeerStream::Plain(_));
         Connection {
             stream,
             version: server.version,
@@ -264,6 +273,9 @@ impl Connection {
             incoming: Incoming::default(),
             inbox: Inbox::with_room(RUN_PAGES_MAX * (HEADER_BYTES + PAGE_BYTES)),
             looking: ReplyPolling::default(),
+            is_local,
+            may_compress: is_plain && !is_local && server.version >= COMPRESSED_FROM,
+            compression: Compression::new(),
         }
     }
 
@@ -282,13 +294,16 @@ impl Connection {
 
     /// Sets the time to poll for a reply before sleeping. It counts only if the server is on this
     /// machine.
-    ///
-    /// # Errors
-    /// The error of getpeername(2) or getsockname(2).
-    pub fn set_poll_time(&mut self, time: Duration) -> io::Result<()> {
-        let time = if is_local(self.stream.socket())? { time } else { Duration::ZERO };
+    pub fn set_poll_time(&mut self, time: Duration) {
+        let time = if self.is_local { time } else { Duration::ZERO };
         self.looking = ReplyPolling::with_time(time);
-        Ok(())
+    }
+
+    /// Allows compressed writes with TLS too: see [`ClusterOptions::compress_tls`].
+    ///
+    /// [`ClusterOptions::compress_tls`]: super::options::ClusterOptions::compress_tls
+    pub fn compress_tls(&mut self) {
+        self.may_compress = !self.is_local && self.version >= COMPRESSED_FROM;
     }
 
     /// Sends a request. Returns the id of its reply.
@@ -296,18 +311,10 @@ impl Connection {
     /// # Errors
     /// If the connection is broken.
     pub fn send(&mut self, request: &Request<'_>) -> io::Result<u32> {
-        self.last_id = self.last_id.wrapping_add(1);
-        self.out.clear();
-        request.encode_head(self.last_id, &mut self.out);
         match pages_of(request) {
-            [] => went_out(self.stream.write_all(&self.out).and_then(|()| self.stream.flush()))?,
-            pages => {
-                let mut pieces = [IoSlice::new(&self.out), IoSlice::new(pages)];
-                went_out(self.stream.write_pieces(&mut pieces))?;
-            }
+            [] => self.send_small(std::iter::once(*request)),
+            _ => self.send_all(std::slice::from_ref(request)),
         }
-        self.outstanding += 1;
-        Ok(self.last_id)
     }
 
     /// Sends requests that have no pages, with one write. Returns the id of the first reply; the
@@ -357,6 +364,18 @@ impl Connection {
         Ok((header.id, reply, pages))
     }
 
+    /// Compresses the pages of writes, if the link is slower than the compressor.
+    fn compress(&mut self, requests: &[Request<'_>]) -> Vec<Option<Vec<u8>>> {
+        let link = self.may_compress.then(|| link_rate::ns_per_byte(self.stream.socket()));
+        let Some(link_ns_per_byte) = link.flatten() else { return vec![None; requests.len()] };
+        let compressed = requests.iter().map(|request| match pages_of(request) {
+            [] => None,
+            pages if self.compression.pays(link_ns_per_byte) => self.compression.compress(pages),
+            _ => None,
+        });
+        compressed.collect()
+    }
+
     /// Sends requests with as few writes as possible. Returns the id of the first reply; the other
     /// ids follow it.
     ///
@@ -365,8 +384,14 @@ impl Connection {
     pub fn send_all(&mut self, requests: &[Request<'_>]) -> io::Result<u32> {
         let first = self.last_id.wrapping_add(1);
         self.out.clear();
+        let blocks = self.compress(requests);
+        let with_blocks = requests.iter().zip(&blocks).map(|(request, block)| match block {
+            Some(block) => request.with_block(block),
+            None => *request,
+        });
+        let requests: Vec<Request<'_>> = with_blocks.collect();
         let mut ends = Vec::with_capacity(requests.len());
-        for request in requests {
+        for request in &requests {
             self.last_id = self.last_id.wrapping_add(1);
             request.encode_head(self.last_id, &mut self.out);
             ends.push(self.out.len());
@@ -490,7 +515,11 @@ impl Connection {
 
 /// Returns the pages that follow a request's head.
 fn pages_of<'a>(request: &Request<'a>) -> &'a [u8] {
-    if let Request::Put { pages, .. } = request { pages } else { &[] }
+    match request {
+        Request::Put { pages, .. } => pages,
+        Request::CompressedPut { block, .. } => block,
+        _ => &[],
+    }
 }
 
 fn read_some(

@@ -140,7 +140,10 @@ impl ServerLinks {
     /// Takes over a connection that is already open.
     pub(super) fn adopt(&mut self, server: ServerId, mut connection: Connection) -> io::Result<()> {
         connection.set_patience(self.patience)?;
-        connection.set_poll_time(self.poll_time)?;
+        connection.set_poll_time(self.poll_time);
+        if self.shared.options.compress_tls {
+            connection.compress_tls();
+        }
         let at = server as usize;
         if self.links.len() <= at {
             self.links.resize_with(at + 1, || None);

@@ -22,6 +22,9 @@ pub struct ClusterOptions {
     /// True to use servers beyond loopback without TLS. Anybody on the path can then read and
     /// change the pages.
     pub insecure: bool,
+    /// True to compress writes over slow links with TLS, too. The sizes of encrypted blocks then tell how
+    /// well pages compress.
+    pub compress_tls: bool,
     /// The name under which the servers' reports list this client: by default, the program.
     pub name: String,
     /// The time after which a reader sends a hedged request to another replica.
@@ -57,6 +60,7 @@ impl ClusterOptions {
             discover: false,
             tls: None,
             insecure: false,
+            compress_tls: false,
             name: program_name(),
             hedge_after: Duration::from_millis(3),
             answer_within: Duration::from_millis(250),

@@ -526,13 +526,14 @@ fn evict_silent_connection(sockets: &mut HashMap<u64, Admitted>) {
     }
 }
 
-/// Returns the largest size of the reply to a request, in bytes.
+/// Returns the bytes that a request takes at most in the buffer of replies.
 fn reply_bytes(frame: &[u8]) -> usize {
     let header = frame.first_chunk().and_then(|head| Header::decode(head).ok());
     match header {
         Some(header) if header.op == Op::Get => {
             HEADER_BYTES + usize::from(header.count) * (CHECKSUM_BYTES + PAGE_BYTES)
         }
+        Some(header) if header.op == Op::CompressedPut => usize::from(header.count) * PAGE_BYTES,
         Some(header) if header.op == Op::Report => REPORT_BYTES_MAX,
         _ => 0,
     }
@@ -591,7 +592,9 @@ impl CpuPlacement {
 fn observe(latencies: &Latencies, op: u8, took_ns: u64) {
     match op {
         op if op == Op::Get as u8 => latencies.get.observe(took_ns as f64 / 1e9),
-        op if op == Op::Put as u8 => latencies.put.observe(took_ns as f64 / 1e9),
+        op if op == Op::Put as u8 || op == Op::CompressedPut as u8 => {
+            latencies.put.observe(took_ns as f64 / 1e9)
+        }
         _ => {}
     }
 }

@@ -11,6 +11,7 @@ use crate::wire::hello::NONCE_BYTES;
 use crate::wire::reply::{Failure, Reply};
 use crate::wire::request::{Lease, Request};
 use crate::wire::{self, REPORT_BYTES_MAX, WireChecksum, WireError};
+use lz4_flex::block::decompress_into;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -113,6 +114,18 @@ impl Session {
             }
             Request::Put { on, first, if_absent, checksums, pages } => {
                 self.put(on, first, if_absent, checksums, pages)?;
+                Reply::Done
+            }
+            Request::CompressedPut { on, first, if_absent, checksums, block } => {
+                // The pages are in the buffer of the replies for a moment: its size is limited.
+                let at = out.len();
+                let bytes = checksums.len() / wire::CHECKSUM_BYTES * PAGE_BYTES;
+                out.resize(at + bytes, 0);
+                if decompress_into(block, &mut out[at..]).ok() != Some(bytes) {
+                    return Err(Failure::DamagedPage { page: first });
+                }
+                self.put(on, first, if_absent, checksums, &out[at..])?;
+                out.truncate(at);
                 Reply::Done
             }
             Request::Create { pages, overcommit, token } => {

@@ -55,6 +55,8 @@ ops! {
     Report = 9,
     /// Create a region with the pages that another one has now.
     Snapshot = 10,
+    /// Write pages, which follow as one LZ4 block.
+    CompressedPut = 11,
     /// The request is done.
     Done = 128,
     /// The region is created.
@@ -81,7 +83,7 @@ pub const FENCE: u8 = 1;
 pub const AT_END: u8 = 1;
 /// The flag of `Get` and `Pages` for a reply with checksums.
 pub const WITH_CHECKSUMS: u8 = 1;
-/// The flag of `Put` that keeps pages that are held already. A held page with the same checksum is
+/// The flag of both puts that keeps pages that are held already. A held page with the same checksum is
 /// written again, which repairs a damaged one.
 pub const IF_ABSENT: u8 = 1;
 
@@ -100,7 +102,7 @@ pub struct Header {
     pub region: u32,
     /// The lease on the region, from attach. A fence or a restart voids it.
     pub lease: u32,
-    /// The first page of the run.
+    /// The first page of the run; of a compressed put the size of its block in bytes.
     pub page: u64,
 }
 
@@ -143,6 +145,9 @@ impl Header {
         let fits = match header.op {
             Op::Get | Op::Put | Op::Pages => (1..=RUN_PAGES_MAX).contains(&count),
             Op::Held | Op::Bitmap => (1..=HELD_PAGES_MAX).contains(&count),
+            Op::CompressedPut => {
+                (1..=RUN_PAGES_MAX).contains(&count) && header.page < (count * PAGE_BYTES) as u64
+            }
             Op::ReportIs => header.page <= REPORT_BYTES_MAX as u64,
             _ => true,
         };
@@ -155,6 +160,7 @@ impl Header {
         match self.op {
             Op::Create | Op::Attach | Op::Snapshot => TOKEN_BYTES,
             Op::Put => count * CHECKSUM_BYTES,
+            Op::CompressedPut => size_of::<u64>() + count * CHECKSUM_BYTES,
             Op::Pages if self.flags & WITH_CHECKSUMS != 0 => count * CHECKSUM_BYTES,
             Op::Discard => 8,
             Op::Bitmap => count.div_ceil(8),
@@ -168,6 +174,7 @@ impl Header {
     pub fn page_bytes(&self) -> usize {
         match self.op {
             Op::Put | Op::Pages => self.count as usize * PAGE_BYTES,
+            Op::CompressedPut => self.page as usize,
             _ => 0,
         }
     }

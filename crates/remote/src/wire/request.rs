@@ -3,7 +3,7 @@
 use super::header::{
     AT_END, FENCE, HEADER_BYTES, Header, IF_ABSENT, OVERCOMMIT, Op, WITH_CHECKSUMS, check,
 };
-use super::{TOKEN_BYTES, WireError, u64_at};
+use super::{CHECKSUM_BYTES, TOKEN_BYTES, WireError, u64_at};
 
 /// A region's secret, or the proof that the client knows it.
 pub type Token = [u8; TOKEN_BYTES];
@@ -69,6 +69,19 @@ pub enum Request<'a> {
         /// The bytes of the pages, in order.
         pages: &'a [u8],
     },
+    /// Write pages that are compressed together.
+    CompressedPut {
+        /// The current lease on the region.
+        on: Lease,
+        /// The number of the first page.
+        first: u64,
+        /// True to keep pages that are held already: see [`IF_ABSENT`].
+        if_absent: bool,
+        /// The checksums of the pages in their wire form: see [`super::checksums`].
+        checksums: &'a [u8],
+        /// The LZ4 block of the pages, shorter than they are.
+        block: &'a [u8],
+    },
     /// Discard pages.
     Discard {
         /// The current lease on the region.
@@ -121,6 +134,16 @@ impl<'a> Request<'a> {
         Ok((header, request))
     }
 
+    /// Returns the same write with its pages as an LZ4 block; any other request as it is.
+    pub fn with_block(self, block: &'a [u8]) -> Request<'a> {
+        match self {
+            Request::Put { on, first, if_absent, checksums, .. } => {
+                Request::CompressedPut { on, first, if_absent, checksums, block }
+            }
+            other => other,
+        }
+    }
+
     fn from_parts(header: &Header, meta: &'a [u8], pages: &'a [u8]) -> Result<Self, WireError> {
         let on = Lease { region: header.region, lease: header.lease };
         let (first, count) = (header.page, header.count);
@@ -146,6 +169,12 @@ impl<'a> Request<'a> {
             Op::Put => {
                 let if_absent = header.flags & IF_ABSENT != 0;
                 Request::Put { on, first, if_absent, checksums: meta, pages }
+            }
+            Op::CompressedPut => {
+                let if_absent = header.flags & IF_ABSENT != 0;
+                let (first, checksums) = meta.split_first_chunk().ok_or(WireError::BadLength)?;
+                let first = u64::from_le_bytes(*first);
+                Request::CompressedPut { on, first, if_absent, checksums, block: pages }
             }
             Op::Discard => Request::Discard { on, first, count: u64_at(meta, 0) },
             Op::Held => Request::Held { on, first, count },
@@ -177,12 +206,15 @@ impl<'a> Request<'a> {
             Request::Get { on, first, count, with_checksums } => {
                 with(Op::Get, on, with_checksums, first, count)
             }
-            Request::Put { on, first, if_absent, checksums, .. } => with(
-                Op::Put,
+            Request::Put { on, first, if_absent, checksums, .. } => {
+                with(Op::Put, on, if_absent, first, (checksums.len() / CHECKSUM_BYTES) as u16)
+            }
+            Request::CompressedPut { on, if_absent, checksums, block, .. } => with(
+                Op::CompressedPut,
                 on,
                 if_absent,
-                first,
-                (checksums.len() / super::CHECKSUM_BYTES) as u16,
+                block.len() as u64,
+                (checksums.len() / CHECKSUM_BYTES) as u16,
             ),
             Request::Discard { on, first, .. } => with(Op::Discard, on, false, first, 0),
             Request::Held { on, first, count } => with(Op::Held, on, false, first, count),
@@ -194,11 +226,15 @@ impl<'a> Request<'a> {
 
     /// Appends header and meta. The caller sends the pages of a put, which need no copy so.
     pub fn encode_head(&self, id: u32, out: &mut Vec<u8>) {
-        let count_bytes;
+        let (count_bytes, first_and_checksums);
         let meta: &[u8] = match self {
             Request::Create { token, .. } | Request::Snapshot { token, .. } => *token,
             Request::Attach { proof, .. } => *proof,
             Request::Put { checksums, .. } => checksums,
+            Request::CompressedPut { first, checksums, .. } => {
+                first_and_checksums = [&first.to_le_bytes(), *checksums].concat();
+                &first_and_checksums
+            }
             Request::Discard { count, .. } => {
                 count_bytes = count.to_le_bytes();
                 &count_bytes

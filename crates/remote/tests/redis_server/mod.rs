@@ -1,11 +1,22 @@
-//! Real Redis servers, started for a test and killed at its end.
+//! Real servers of Valkey, or of Redis where Valkey is not installed, started for a test and killed at its end.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// A running redis-server with 48 MiB.
+/// The engines and their programs, the preferred one first.
+const ENGINES: [(&str, &str); 2] = [("Valkey", "valkey-server"), ("Redis", "redis-server")];
+
+/// Returns the engine that is installed, and its program.
+pub fn engine() -> Option<(&'static str, &'static str)> {
+    let is_there = |(_, program): &&(&str, &str)| {
+        Command::new(program).arg("--version").stdout(Stdio::null()).status().is_ok()
+    };
+    ENGINES.iter().find(is_there).copied()
+}
+
+/// A running server with 48 MiB.
 pub struct RedisServer {
     /// The server's process.
     pub child: Child,
@@ -17,7 +28,7 @@ pub struct RedisServer {
 }
 
 impl RedisServer {
-    /// Starts a server with these options. Returns `None`, with a line, if Redis is not installed.
+    /// Starts a server with these options. Returns `None`, with a line, if no engine is installed.
     pub fn start(options: &[&str]) -> Option<RedisServer> {
         // Another process may take a port between the choice and the server's start. A cluster's
         // node also needs the port 10,000 above, and it answers connections before it finds that
@@ -28,24 +39,25 @@ impl RedisServer {
                 return Some(server);
             }
         }
-        panic!("redis-server does not start");
+        panic!("the server does not start");
     }
 
     fn spawn(options: &[&str]) -> Option<RedisServer> {
         let directory = tempfile::tempdir().unwrap();
         let free = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let port = std::iter::repeat_with(free).find(|port| *port < u16::MAX - 10_000).unwrap();
-        let spawned = Command::new("redis-server")
+        let Some((_, program)) = engine() else {
+            println!("SKIP: redis-server is not installed");
+            return None;
+        };
+        let spawned = Command::new(program)
             .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", ""])
             .args(["--appendonly", "no", "--maxmemory", "48mb"])
             .args(options)
             .current_dir(directory.path())
             .stdout(Stdio::null())
             .spawn();
-        let Ok(child) = spawned else {
-            println!("SKIP: redis-server is not installed");
-            return None;
-        };
+        let child = spawned.unwrap();
         let password = options.iter().skip_while(|option| **option != "--requirepass").nth(1);
         let password = password.unwrap_or(&"").to_string();
         Some(RedisServer { child, port, password, _directory: directory })
@@ -64,7 +76,7 @@ impl RedisServer {
             }
             std::thread::sleep(Duration::from_millis(20));
         }
-        panic!("redis-server does not answer");
+        panic!("the server does not answer");
     }
 
     /// Starts a cluster of servers, each with its part of the slots.

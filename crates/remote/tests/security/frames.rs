@@ -1,6 +1,7 @@
 //! Bytes on the wire that no client sends: other versions, slow hellos, frames beyond the limits, noise.
 
 use super::*;
+use lz4_flex::block::compress;
 
 /// Says hello in a version. Returns the connection, and the version in which the server answers.
 fn hello_in(version: u32, server: &Server) -> (TcpStream, u32) {
@@ -94,6 +95,44 @@ fn a_client_of_protocol_3_is_served_by_each_later_server() {
 }
 
 #[test]
+fn compressed_pages_are_kept_only_if_they_are_the_pages_of_the_checksums() {
+    let server = start(listen::ServerOptions::default());
+    let mut raw = Raw::connect(&server);
+    let create = Request::Create { pages: 64, overcommit: false, token: &[9; 32] };
+    let on = raw.call(&create).unwrap().unwrap();
+    let pages = [[5u8; PAGE_BYTES], [6; PAGE_BYTES]].concat();
+    let mut checksums = Vec::new();
+    push_checksums(&mut checksums, pages.chunks_exact(PAGE_BYTES).map(WireChecksum::of));
+    let put = |checksums, block| Request::CompressedPut {
+        on,
+        first: 3,
+        if_absent: false,
+        checksums,
+        block,
+    };
+    let block = compress(&pages);
+    let first_alone = compress(&pages[..PAGE_BYTES]);
+    let mut other = block.clone();
+    other[2] ^= 1;
+    // Damaged, cut off, a page too few, a page too many, and nothing at all.
+    for (checksums, block) in [
+        (&checksums[..], &other[..]),
+        (&checksums, &block[..block.len() - 1]),
+        (&checksums, &first_alone),
+        (&checksums[..8], &block),
+        (&checksums, &[]),
+    ] {
+        let damaged = Failure::DamagedPage { page: 3 };
+        assert_eq!(raw.call(&put(checksums, block)).unwrap_err(), damaged);
+    }
+    raw.call(&put(&checksums, &block)).unwrap();
+    raw.send(&Request::Get { on, first: 3, count: 2, with_checksums: false });
+    let mut got = vec![0; HEADER_BYTES + 2 * PAGE_BYTES];
+    raw.stream.read_exact(&mut got).unwrap();
+    assert!(got[HEADER_BYTES..] == pages);
+}
+
+#[test]
 fn frames_beyond_the_limit_end_the_connection() {
     let server = start(listen::ServerOptions::default());
     for (op, count) in [(Op::Put, 65), (Op::Get, 65), (Op::Put, u16::MAX), (Op::Held, 4097)] {
@@ -101,6 +140,13 @@ fn frames_beyond_the_limit_end_the_connection() {
         let header = Header { count, ..Header::new(op, 1) };
         raw.stream.write_all(&header.encode(&[])).unwrap();
         assert_eq!(raw.stream.read(&mut [0; HEADER_BYTES]).unwrap(), 0, "{op:?} of {count} pages");
+    }
+    // A block is shorter than its pages.
+    for bytes in [2 * PAGE_BYTES as u64, u64::MAX] {
+        let mut raw = Raw::connect(&server);
+        let header = Header { count: 2, page: bytes, ..Header::new(Op::CompressedPut, 1) };
+        raw.stream.write_all(&header.encode(&[])).unwrap();
+        assert_eq!(raw.stream.read(&mut [0; HEADER_BYTES]).unwrap(), 0, "a block of {bytes} bytes");
     }
     // A reply is no request, whatever its size.
     let mut raw = Raw::connect(&server);

@@ -111,8 +111,10 @@ impl Raw {
     fn send(&mut self, request: &Request<'_>) {
         let mut frame = Vec::new();
         request.encode_head(7, &mut frame);
-        if let Request::Put { pages, .. } = request {
-            frame.extend_from_slice(pages);
+        if let Request::Put { pages: bytes, .. } | Request::CompressedPut { block: bytes, .. } =
+            request
+        {
+            frame.extend_from_slice(bytes);
         }
         self.stream.write_all(&frame).unwrap();
         self.sent.extend_from_slice(&frame);
