@@ -8,6 +8,7 @@
 //! touch paged 1024 256 127.0.0.1:7070 1 0                 # the program keeps to CPU 0
 //! touch threads 8 1024 256 127.0.0.1:7070 1               # this many threads rewrite pages at random
 //! touch cold 64 127.0.0.1:7070,127.0.0.1:7071 2
+//! touch fill 64 4 127.0.0.1:7070 1                      # only writes
 //! ```
 //!
 //! No device writes to this memory, so its pages are evicted by the cheapest method.
@@ -25,8 +26,14 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// The number of random rewrites.
+/// The number of random rewrites, unless `PAGETAX_TOUCH_REWRITES` has another.
 const REWRITES: usize = 300_000;
+
+/// Returns the number of random rewrites.
+fn rewrites() -> usize {
+    let set = std::env::var("PAGETAX_TOUCH_REWRITES").ok().and_then(|text| text.parse().ok());
+    set.unwrap_or(REWRITES)
+}
 /// The number of accesses before page-ins are timed: connections and caches are warm then.
 const WARM: usize = 1000;
 
@@ -63,9 +70,19 @@ fn main() -> Result<(), Box<dyn Error>> {
             let mut region = map(mib, mib, servers, copies)?;
             cold(&mut region)
         }
+        ["fill", mib, resident_mib, servers, copies] => {
+            let region = map(mib, resident_mib, servers, copies)?;
+            let (content, begun) = (Content::new(), Instant::now());
+            for (number, page) in memory_of(&region).chunks_exact_mut(PAGE_BYTES).enumerate() {
+                content.write(page, number, 0);
+            }
+            let written = region.counts().page_out_count as f64;
+            json!({"written_pages_per_s": written / begun.elapsed().as_secs_f64()})
+        }
         _ => {
             return Err("touch plain MIB [CPU] | paged MIB RESIDENT SERVERS COPIES [CPU] | \
-                 threads N MIB RESIDENT SERVERS COPIES [CPU] | cold MIB SERVERS COPIES"
+                 threads N MIB RESIDENT SERVERS COPIES [CPU] | cold MIB SERVERS COPIES | \
+                 fill MIB RESIDENT SERVERS COPIES"
                 .into());
         }
     };
@@ -180,9 +197,9 @@ fn phases(memory: &mut [u8], region: Option<&RemoteRegion>) -> Value {
     }
     let sequential = rate(begun, pages);
     let (mut versions, mut rng) = (vec![0; pages], Rng::new(2));
-    let mut faulting = Faulting::new(REWRITES, region);
+    let mut faulting = Faulting::new(rewrites(), region);
     let begun = Instant::now();
-    for _ in 0..REWRITES {
+    for _ in 0..rewrites() {
         let number = rng.below(pages as u64) as usize;
         let page = &mut memory[number * PAGE_BYTES..][..PAGE_BYTES];
         let at = page.as_ptr();
@@ -240,7 +257,7 @@ impl Faulting<'_> {
 fn rewritten(mut took_ns: Vec<u64>, seconds: f64) -> Value {
     took_ns.sort_unstable();
     json!({
-        "accesses": REWRITES,
+        "accesses": rewrites(),
         "faults": took_ns.len(),
         "faults_per_s": took_ns.len() as f64 / seconds,
         "p50_ns": took_ns[took_ns.len() / 2],
@@ -263,7 +280,7 @@ fn by_threads(memory: &mut [u8], region: &RemoteRegion, threads: usize) -> Value
     let done: Vec<Rewritten> = std::thread::scope(|scope| {
         let mut started = Vec::with_capacity(threads);
         for (seed, share) in (0..).zip(&mut shares) {
-            started.push(scope.spawn(move || rewrite(share, region, seed, REWRITES / threads)));
+            started.push(scope.spawn(move || rewrite(share, region, seed, rewrites() / threads)));
         }
         started.into_iter().map(|thread| thread.join().expect("pages as written")).collect()
     });

@@ -24,9 +24,7 @@ const WRITE_ROUNDS: usize = 3;
 const RATIO_MAX: f64 = 3.0;
 /// The links for writes, with the least rate of pages in those of a bare stream. Half of each page of `touch`
 /// compresses.
-const WRITE_LINKS: [(&str, f64); 3] = [("100mbit", 1.2), ("1gbit", 1.2), ("10gbit", 0.0)];
-/// The memory that `touch` fills, and its part that stays resident, in MiB, with the buffers of the pager.
-const FILL_MIB: [f64; 2] = [64.0, 8.0];
+const WRITE_LINKS: [(&str, f64); 3] = [("100mbit", 1.0), ("1gbit", 1.0), ("10gbit", 0.0)];
 const SINK_PORT: &str = "7175";
 const MEMORY: &str = "512M";
 const NEAR: &str = "198.51.100.1";
@@ -132,7 +130,7 @@ pub fn run() -> Result<Outcome> {
     let names = SERVINGS.map(|(_, how)| format!("cold page-in, 2 copies{how}"));
     let ratios: Vec<f64> = names.iter().zip(&colds).map(|(name, colds)| row(name, colds)).collect();
     let _sink = link.start(&program, &["sink", FAR, SINK_PORT])?;
-    let writes = measure_writes(&link, &program)?;
+    let writes = measure_writes(&link, &program, &pagetax)?;
     rows.extend(writes.rows);
     Ok(Outcome {
         headings: vec!["", "p50 or pages/s", "p99", "÷ ping-pong or bare"],
@@ -156,7 +154,10 @@ struct Writes {
 }
 
 /// Fills memory over links of several rates, in turn with a bare stream of pages.
-fn measure_writes(link: &Link, program: &Path) -> Result<Writes> {
+fn measure_writes(link: &Link, program: &Path, pagetax: &str) -> Result<Writes> {
+    let mut serve = Command::new("ip");
+    serve.args(["netns", "exec", &link.namespace, pagetax, "serve", "--memory", MEMORY]);
+    let server = Server::of(serve.args(["--listen", &format!("{FAR}:0"), "--insecure"]))?;
     let mut writes = Writes { rows: Vec::new(), json: Vec::new(), hold: true };
     for (rate, least) in WRITE_LINKS {
         link.set_rate(rate)?;
@@ -166,11 +167,10 @@ fn measure_writes(link: &Link, program: &Path) -> Result<Writes> {
             bares
                 .push(shell::output(flood.args(["flood", FAR, SINK_PORT]))?.trim().parse::<f64>()?);
             let mut touch = Command::new(TOUCH);
-            let server = format!("{FAR}:{}", PORTS[0]);
-            touch.args(["paged", "64", "4", &server, "1"]).env("PAGETAX_REMOTE_INSECURE", "1");
-            let [all, resident] = FILL_MIB;
-            fills
-                .push(number(&measure(&mut touch)?, "/fill_pages_per_s")? * (all - resident) / all);
+            touch
+                .args(["fill", "64", "4", &server.address, "1"])
+                .env("PAGETAX_REMOTE_INSECURE", "1");
+            fills.push(number(&measure(&mut touch)?, "/written_pages_per_s")?);
         }
         let [bare, fill] = [&bares, &fills].map(|all| median(all.iter().copied()));
         let ratio = median(fills.iter().zip(&bares).map(|(fill, bare)| fill / bare));

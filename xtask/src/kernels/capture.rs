@@ -25,6 +25,7 @@ pub fn run(versions: &[String]) -> Result<()> {
                 kernel: &kernel,
                 script: &script,
                 programs: &[],
+                modules: &[],
                 folders: &[],
                 disks: &[],
                 memory: &["-m", "512"],

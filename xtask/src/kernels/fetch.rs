@@ -33,8 +33,8 @@ const OF_UBUNTU: [(&str, &str, &str); 2] = [
     ),
 ];
 const MIRROR_OF_UBUNTU: &str = "http://archive.ubuntu.com/ubuntu";
-/// The module beside a kernel.
-pub(super) const DRIVER: &str = "virtio_blk.ko";
+/// The modules beside a kernel.
+const MODULES: [&str; 3] = ["virtio_blk.ko", "veth.ko", "sch_netem.ko"];
 
 /// Returns the kernels of these versions in the order of the table; all if there are none.
 pub(super) fn chosen(versions: &[String]) -> Result<Vec<(&'static str, &'static str)>> {
@@ -85,9 +85,11 @@ pub(super) fn fetch(version: &str, suite: &str) -> Result<PathBuf> {
         false => found("", "", &unpacked.join("usr/lib/modules"))?.join("vmlinuz"),
     };
     fs::rename(found, &kernel)?;
-    // Only `bench reclaim guest` needs it: a kernel without it is complete for the checks.
-    if let Err(error) = keep_driver(&unpacked, &directory) {
-        println!("-- Linux {version} without {DRIVER}: {error:#}");
+    // Only small guests need them: a kernel without them is complete for the checks.
+    for module in MODULES {
+        if let Err(error) = keep_module(module, &unpacked, &directory) {
+            println!("-- Linux {version} without {module}: {error:#}");
+        }
     }
     fs::remove_dir_all(unpacked)?;
     fs::remove_file(package)?;
@@ -191,7 +193,7 @@ pub fn headers(version: &str) -> Result<PathBuf> {
     Ok(unpacked)
 }
 
-/// Returns the path of a kernel of Debian or of Ubuntu, which has no driver of disks beside it.
+/// Returns the path of a kernel of Debian, or of Ubuntu, which has no modules beside it.
 pub(super) fn any_kernel(version: &str) -> Result<PathBuf> {
     match OF_UBUNTU.iter().find(|(known, ..)| *known == version) {
         Some((_, package, sha256)) => fetch_of_ubuntu(version, package, sha256),
@@ -226,22 +228,18 @@ fn fetch_of_ubuntu(version: &str, package: &str, sha256: &str) -> Result<PathBuf
     Ok(kernel)
 }
 
-/// Returns the path of a version's kernel. The driver of QEMU's disks is beside it, as `virtio_blk.ko`.
+/// Returns the path of a version's kernel of Debian. Its modules are beside it.
 pub fn kernel(version: &str) -> Result<PathBuf> {
     let chosen = chosen(&[version.to_string()])?;
     let (version, suite) = chosen.first().context("no such kernel")?;
-    let kernel = fetch(version, suite)?;
-    if !kernel.with_file_name(DRIVER).exists() {
-        bail!("{FOLDER}/{version} has no {DRIVER}; remove that folder, and it is downloaded again");
-    }
-    Ok(kernel)
+    fetch(version, suite)
 }
 
-/// Keeps the driver of QEMU's disks, which the cloud kernels have as a module, unpacked.
-fn keep_driver(unpacked: &Path, directory: &Path) -> Result<()> {
-    const KEEP: &str = "packed=$(find \"$1\" -name 'virtio_blk.ko*') && [ -n \"$packed\" ] && \
+/// Keeps a module of the kernel, unpacked.
+fn keep_module(module: &str, unpacked: &Path, directory: &Path) -> Result<()> {
+    const KEEP: &str = "packed=$(find \"$1\" -name \"$3*\") && [ -n \"$packed\" ] && \
         case $packed in *.xz) xz -dc \"$packed\" ;; *) cat \"$packed\" ;; esac > \"$2\"";
     let mut keep = Command::new("sh");
-    keep.args(["-c", KEEP, "sh"]).arg(unpacked).arg(directory.join(DRIVER));
+    keep.args(["-c", KEEP, "sh"]).arg(unpacked).arg(directory.join(module)).arg(module);
     shell::succeed(&mut keep)
 }

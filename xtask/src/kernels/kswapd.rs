@@ -119,6 +119,7 @@ fn decide(plant: &KswapdLoad, kernel: &Path, programs: &[&str]) -> Result<Kswapd
         kernel,
         script: &script,
         programs,
+        modules: &[],
         folders: &[],
         disks: &disks,
         memory: plant.memory,

@@ -9,6 +9,7 @@ mod fetch;
 mod idle;
 mod image;
 mod kswapd;
+mod netem;
 mod small;
 mod snoop;
 mod states;
@@ -48,7 +49,7 @@ const PARTS: [&str; 4] = ["commands", "why", "pager", ON_REQUEST];
 /// The part that takes an hour, and runs on request only.
 const ON_REQUEST: &str = "programs";
 /// Parts with small guests of their own, that run on request only.
-const SMALL: [&str; 5] = ["kswapd", "capture", "states", "snoop", "idle"];
+const SMALL: [&str; 6] = ["kswapd", "capture", "states", "snoop", "idle", "netem"];
 /// The kernel that has all that the pager uses, as today's machines have: `cargo xtask test` runs the pager's
 /// tests on such a machine. They run in this guest on request only.
 const WITHOUT_PAGER: &str = "7.3";
@@ -66,8 +67,8 @@ const LOST_WRITE_TO_CODE: &str = "Oops: int3";
 pub struct Args {
     /// Kernels, such as 5.10; none is all: 5.10, 6.1, 6.12 and 7.3
     versions: Vec<String>,
-    /// Run these parts only: commands, why, pager, programs, kswapd, capture, states, snoop, idle. The
-    /// last six run on request only
+    /// Run these parts only: commands, why, pager, programs, kswapd, capture, states, snoop, idle,
+    /// netem. The last seven run on request only
     #[arg(long, value_name = "PART,…", value_delimiter = ',', value_parser = [PARTS.as_slice(), &SMALL].concat())]
     only: Vec<String>,
     /// Boot the programs of the last build, with the checks as they are now
@@ -166,6 +167,9 @@ pub fn run(args: &Args) -> Result<()> {
     }
     if args.only.iter().any(|part| part == "idle") {
         return idle::run(&args.versions);
+    }
+    if args.only.iter().any(|part| part == "netem") {
+        return netem::run(args.write);
     }
     if args.only.iter().any(|part| part == "snoop") {
         return snoop::run(args.write);

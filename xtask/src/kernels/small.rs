@@ -7,13 +7,12 @@ use std::fs::{self, File};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Makes the root of the guest in the folder `$1`. The driver `$2` may be empty; programs follow.
+/// Makes the root of the guest in the folder `$1`. Programs follow.
 const MAKE_ROOT: &str = r#"set -e
 mkdir -p "$1/bin" "$1/tmp"
 cc -O1 -static xtask/src/kernels/small_init.c -o "$1/init"
-[ -z "$2" ] || cp "$2" "$1/virtio_blk.ko"
 root=$1
-shift 2
+shift
 for program; do
     file=$(readlink -f "$program") name=$root/bin/${program##*/}
     strip --strip-debug -o "$name" "$file" 2>/dev/null || cp "$file" "$name" # a script
@@ -32,6 +31,9 @@ find . | cpio --quiet -o -H newc > ../root.cpio
 /// threads, and the kernel changes its code while another one runs it.
 const BOOTS_MAX: u32 = 3;
 
+/// The module of QEMU's disks.
+const DISK_DRIVER: &str = "virtio_blk.ko";
+
 /// A disk of the guest.
 #[derive(Debug, Clone, Copy)]
 pub struct Disk<'a> {
@@ -44,12 +46,14 @@ pub struct Disk<'a> {
 /// A guest before it is booted.
 #[derive(Debug, Clone, Copy)]
 pub struct SmallGuest<'a> {
-    /// The image of its kernel. With disks, their driver is beside it.
+    /// The image of its kernel. Modules are beside it.
     pub kernel: &'a Path,
     /// The script that it runs, with `PATH` to its programs.
     pub script: &'a str,
     /// The paths of its programs.
     pub programs: &'a [&'a str],
+    /// The modules of the kernel that it loads, besides that of its disks.
+    pub modules: &'a [&'a str],
     /// Folders that it has as well: the path here, and the one there.
     pub folders: &'a [(&'a Path, &'a str)],
     /// Its disks. The first has an empty file system of ext4 at /files.
@@ -82,10 +86,15 @@ impl SmallGuest<'_> {
             self.script
         );
         fs::write(root.join("guest.sh"), script)?;
-        let driver = self.kernel.with_file_name("virtio_blk.ko");
-        let driver = if self.disks.is_empty() { Path::new("") } else { &driver };
+        let driver = if self.disks.is_empty() { None } else { Some(&DISK_DRIVER) };
+        for module in self.modules.iter().chain(driver) {
+            let from = self.kernel.with_file_name(module);
+            fs::copy(&from, root.join(module)).with_context(|| {
+                format!("{} is not there; remove its folder for another download", from.display())
+            })?;
+        }
         let mut make = Command::new("sh");
-        make.args(["-c", MAKE_ROOT, "sh"]).arg(&root).arg(driver);
+        make.args(["-c", MAKE_ROOT, "sh"]).arg(&root);
         make.args(["sh", "cat", "sleep", "mkdir", "mount"].map(|name| format!("/bin/{name}")));
         for (from, to) in self.folders {
             let to = root.join(to.trim_start_matches('/'));

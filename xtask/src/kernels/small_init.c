@@ -1,5 +1,5 @@
-// The first process of a small guest: mounts, loads the driver of the disks if the root has it, and becomes the
-// script. Debian's cloud kernels have that driver as a module, and a small root has no insmod.
+// The first process of a small guest: mounts, loads the modules that the root has, and becomes the script.
+// Debian's cloud kernels have most drivers as modules, and a small root has no insmod.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdio.h>
@@ -13,15 +13,21 @@ static int place(const char *what, const char *where, const char *kind) {
     return mount(what, where, kind, 0, "");
 }
 
+// Loads a module, if the root has it.
+static int load(const char *module) {
+    int file = open(module, O_RDONLY);
+    if (file >= 0 && syscall(SYS_finit_module, file, "", 0)) perror(module);
+    return file >= 0;
+}
+
 int main(void) {
     place("proc", "/proc", "proc");
     place("sys", "/sys", "sysfs");
     place("dev", "/dev", "devtmpfs");
-    int driver = open("/virtio_blk.ko", O_RDONLY);
-    if (driver >= 0) {
-        if (syscall(SYS_finit_module, driver, "", 0)) perror("virtio_blk");
-        for (int tries = 0; place("/dev/vda", "/files", "ext4") && tries < 100; tries++) usleep(100000);
-    }
+    int has_disk = load("/virtio_blk.ko");
+    for (int tries = 0; has_disk && place("/dev/vda", "/files", "ext4") && tries < 100; tries++) usleep(100000);
+    load("/veth.ko");
+    load("/sch_netem.ko");
     int results = open("/dev/ttyS1", O_WRONLY);
     dup2(results, 1);
     dup2(results, 2);

@@ -128,6 +128,7 @@ impl Snoop {
             kernel: &kernel,
             script: &format!("{}\n{}", self.script, include_str!("snoop.sh")),
             programs: &programs,
+            modules: &[],
             folders: &folders,
             disks,
             memory: &self.memory,

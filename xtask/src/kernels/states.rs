@@ -48,6 +48,7 @@ fn diagnoses(kernel: &Path, programs: &[&str]) -> Result<Vec<Diagnosis>> {
         kernel,
         script: include_str!("states.sh"),
         programs,
+        modules: &[],
         folders: &[],
         disks: &[disk, disk],
         memory: &["-m", "1024"],

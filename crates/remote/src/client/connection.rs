@@ -364,34 +364,32 @@ impl Connection {
         Ok((header.id, reply, pages))
     }
 
-    /// Compresses the pages of writes, if the link is slower than the compressor.
-    fn compress(&mut self, requests: &[Request<'_>]) -> Vec<Option<Vec<u8>>> {
-        let link = self.may_compress.then(|| link_rate::ns_per_byte(self.stream.socket()));
-        let Some(link_ns_per_byte) = link.flatten() else { return vec![None; requests.len()] };
-        let compressed = requests.iter().map(|request| match pages_of(request) {
-            [] => None,
-            pages if self.compression.pays(link_ns_per_byte) => self.compression.compress(pages),
-            _ => None,
-        });
-        compressed.collect()
-    }
-
-    /// Sends requests with as few writes as possible. Returns the id of the first reply; the other
-    /// ids follow it.
+    /// Sends requests. Over a link that is slower than the compressor, writes go as LZ4 blocks, each of
+    /// which is compressed while those before it are on the way. Returns the id of the first reply; the
+    /// other ids follow it.
     ///
     /// # Errors
     /// If the connection is broken.
     pub fn send_all(&mut self, requests: &[Request<'_>]) -> io::Result<u32> {
+        let link = self.may_compress.then(|| link_rate::ns_per_byte(self.stream.socket()));
+        let Some(link_ns_per_byte) = link.flatten() else { return self.send_together(requests) };
+        let first = self.last_id.wrapping_add(1);
+        for request in requests {
+            let pays = self.compression.pays(link_ns_per_byte);
+            let block = if pays { self.compression.compress(pages_of(request)) } else { None };
+            self.send_together(&[block
+                .as_ref()
+                .map_or(*request, |block| request.with_block(block))])?;
+        }
+        Ok(first)
+    }
+
+    /// Sends requests with as few writes as possible. Returns the id of the first reply.
+    fn send_together(&mut self, requests: &[Request<'_>]) -> io::Result<u32> {
         let first = self.last_id.wrapping_add(1);
         self.out.clear();
-        let blocks = self.compress(requests);
-        let with_blocks = requests.iter().zip(&blocks).map(|(request, block)| match block {
-            Some(block) => request.with_block(block),
-            None => *request,
-        });
-        let requests: Vec<Request<'_>> = with_blocks.collect();
         let mut ends = Vec::with_capacity(requests.len());
-        for request in &requests {
+        for request in requests {
             self.last_id = self.last_id.wrapping_add(1);
             request.encode_head(self.last_id, &mut self.out);
             ends.push(self.out.len());

@@ -59,6 +59,7 @@ pub fn run() -> Result<Outcome> {
         kernel: &kernels::kernel(VERSION)?,
         script: include_str!("guest.sh"),
         programs: &[&program, allocates.to_str().context("a folder with a plain name")?],
+        modules: &[],
         folders: &[],
         disks: &[Disk { bytes: 4 << 30, options: "" }],
         memory: &["-m", "1024"],

@@ -17,6 +17,7 @@ pub fn run(program: &str) -> Result<Outcome> {
         kernel: &kernel,
         script: include_str!("guest.sh"),
         programs: &[program],
+        modules: &[],
         folders: &[],
         disks: &[Disk { bytes: 4 << 30, options: "" }],
         memory: &["-m", "1024"],
