@@ -34,6 +34,8 @@ Examples:
 const INTERVAL_NS: u64 = 2_000_000_000;
 /// The shortest interval: samples of less show little.
 const INTERVAL_NS_MIN: u64 = 200_000_000;
+/// The interval that chooses the processes whose touched pages are sampled for a single page.
+const FIRST: Duration = Duration::from_millis(500);
 /// The rows of a page that no terminal limits.
 const PAGE_HEIGHT: usize = 30;
 /// The width of a page that no terminal limits.
@@ -111,7 +113,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
     args.outputs.check_writable()?;
     let interval_ns = operands.interval_ns()?.unwrap_or(INTERVAL_NS).max(INTERVAL_NS_MIN);
     let _stop = StopSignals::watch()?;
-    let watch = TopWatch::start().map_err(|why| anyhow!("{why}"))?;
+    let is_once = args.once || args.outputs.is_wanted() || !has_screen();
+    let watch = TopWatch::start(is_once).map_err(|why| anyhow!("{why}"))?;
     let minor = SORTS.iter().position(|sort| sort.id == "minor").unwrap_or(0);
     let by = if watch.has_stacks() { 0 } else { minor };
     let view = if args.cgroups { View::Cgroups } else { View::Processes };
@@ -119,7 +122,6 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let interval = Duration::from_nanos(interval_ns);
     let due = Instant::now() + interval.min(Duration::from_secs(1));
     let mut source = LiveSource { watch, calibration: cached(), interval, due };
-    let is_once = args.once || args.outputs.is_wanted() || !has_screen();
     if is_once {
         once(&mut source, &mut model);
         args.outputs.print(&model.top, |_| plain(&model))?;
@@ -150,15 +152,23 @@ fn is_ascii() -> bool {
     !locale.is_none_or(is_utf8) || term == "linux" || term.starts_with("vt")
 }
 
-/// Waits for one whole interval.
+/// Waits for one whole interval. If touched pages can be sampled, an earlier one tells in which processes.
 fn once(source: &mut LiveSource, model: &mut TopModel) {
-    let due = Instant::now() + source.interval;
+    if source.watch.has_touches() {
+        watch_for(source, FIRST.min(source.interval));
+        source.watch.interval(Err("not yet"));
+    }
+    watch_for(source, source.interval);
+    source.next(model);
+}
+
+fn watch_for(source: &mut LiveSource, time: Duration) {
+    let due = Instant::now() + time;
     while Instant::now() < due && !asked_to_stop() {
         let left = due.saturating_duration_since(Instant::now());
         std::thread::sleep(left.min(Duration::from_nanos(LOOK_INTERVAL_NS)));
         source.watch.look();
     }
-    source.next(model);
 }
 
 /// Returns the page as text.

@@ -85,6 +85,14 @@ pub struct TopFigures {
     /// The parts of `vm_cpu_ns` by the id of their cause, without those that are 0.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub causes: BTreeMap<String, u64>,
+    /// Bytes on base pages that it touches in 2 ms, when they were sampled last: within a minute or so, the
+    /// busiest processes in turn.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub touched_bytes: Option<u64>,
+    /// An estimate of the CPU time that page walks took: the calibrated share for pages that are touched at
+    /// this rate, of its CPU time outside the kernel's memory management.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub walk_ns: Option<u64>,
     /// Waits for memory of all its tasks, in nanoseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wait_ns: Option<u64>,
@@ -103,6 +111,11 @@ pub struct TopFigures {
 }
 
 impl TopFigures {
+    /// Returns the CPU time that virtual memory took, with that of page walks as far as they are known.
+    pub fn vm_and_walk_ns(&self) -> Option<u64> {
+        self.vm_cpu_ns.map(|ns| ns + self.walk_ns.unwrap_or(0))
+    }
+
     /// Returns the cause with most time; none if no part is known.
     pub fn main_cause(&self) -> Option<(&str, u64)> {
         let most = self.causes.iter().max_by_key(|(_, ns)| **ns)?;
@@ -119,6 +132,8 @@ impl TopFigures {
             }
         };
         add(&mut self.cpu_ns, other.cpu_ns);
+        add(&mut self.touched_bytes, other.touched_bytes);
+        add(&mut self.walk_ns, other.walk_ns);
         add(&mut self.minor_fault_count, other.minor_fault_count);
         add(&mut self.major_fault_count, other.major_fault_count);
         add(&mut self.resident_bytes, other.resident_bytes);

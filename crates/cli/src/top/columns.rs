@@ -21,6 +21,7 @@ const fn sort(id: &'static str, value: fn(&TopFigures) -> Option<f64>) -> Sort {
 pub const SORTS: &[Sort] = &[
     sort("vm", |figures| figures.vm_cpu_ns.map(|ns| ns as f64)),
     sort("cpu", |figures| figures.cpu_ns.map(|ns| ns as f64)),
+    sort("walk", |figures| figures.walk_ns.map(|ns| ns as f64)),
     sort("wait", |figures| figures.wait_ns.map(|ns| ns as f64)),
     sort("minor", |figures| figures.minor_fault_count.map(|count| count as f64)),
     sort("major", |figures| figures.major_fault_count.map(|count| count as f64)),
@@ -52,6 +53,7 @@ const NUMBERS: &[(u8, TopColumn)] = &[
     (9, TopColumn { heading: "low–high", sort: "", width: 10, cell: bounds }),
     (7, TopColumn { heading: "n", sort: "", width: 4, cell: samples }),
     (4, TopColumn { heading: "main", sort: "", width: 6, cell: main_cause }),
+    (8, TopColumn { heading: "walk", sort: "walk", width: 5, cell: walk }),
     (5, TopColumn { heading: "wait", sort: "wait", width: 5, cell: wait }),
     (3, TopColumn { heading: "flt/s", sort: "minor", width: 6, cell: minor }),
     (6, TopColumn { heading: "maj/s", sort: "major", width: 6, cell: major }),
@@ -227,6 +229,10 @@ fn bounds(model: &TopModel, row: &TopRow<'_>) -> String {
         (None, None) => MISSING.into(),
         (low, high) => format!("{}–{}", ms(model, low), ms(model, high)),
     }
+}
+
+fn walk(model: &TopModel, row: &TopRow<'_>) -> String {
+    ms(model, row.figures.walk_ns)
 }
 
 fn samples(_: &TopModel, row: &TopRow<'_>) -> String {

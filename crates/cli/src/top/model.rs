@@ -97,7 +97,7 @@ impl TopModel {
         let has_stacks = self.has_stacks();
         let seconds = self.seconds();
         let heat = |figures: &TopFigures| match has_stacks {
-            true => figures.vm_cpu_ns.map(|ns| ns as f64 / 1e6 / seconds),
+            true => figures.vm_and_walk_ns().map(|ns| ns as f64 / 1e6 / seconds),
             false => figures.minor_fault_count.map(|count| count as f64 / seconds),
         };
         let processes = self.top.processes.iter().map(|p| (key_of(p), heat(&p.figures)));
@@ -289,6 +289,8 @@ pub(super) mod tests {
                 vm_cpu_low_ns: vm_ms.map(|ms| ms * 500_000),
                 vm_cpu_high_ns: vm_ms.map(|ms| ms * 2_000_000),
                 sample_count: vm_ms.map(|_| 3),
+                touched_bytes: None,
+                walk_ns: None,
                 causes: vm_ms.map(|ms| ("zero_copy".into(), ms * 1_000_000)).into_iter().collect(),
                 wait_ns: vm_ms.map(|_| 0),
                 minor_fault_count: Some(faults),
@@ -358,6 +360,15 @@ pub(super) mod tests {
         assert_eq!(names(&model), ["a"]);
         model.close();
         assert_eq!(model.view, View::Cgroups);
+    }
+
+    #[test]
+    fn heat_has_the_walks_that_are_known() {
+        let mut hot = process(1, "a", Some(4), 0);
+        hot.figures.walk_ns = Some(96_000_000);
+        let model = model(vec![hot, process(2, "b", Some(4), 0)]);
+        let heat = |pid| model.heat(&RowKey::Process(pid, 1), 30)[29];
+        assert_eq!((heat(1), heat(2)), (Some(Some(50.0)), Some(Some(2.0))));
     }
 
     #[test]

@@ -94,7 +94,7 @@ fn fields(root: &Root) -> Fields {
     if let Ok(document) = hatstat(root, Ok(&calibration())) {
         keep("hatstat", serde_json::to_value(document).unwrap());
     }
-    if let Ok(mut top) = TopWatch::at(root.clone(), watch(Scope::System).unwrap()) {
+    if let Ok(mut top) = TopWatch::at(root.clone(), watch(Scope::System).unwrap(), false) {
         top.count_from_start();
         keep("top", serde_json::to_value(top.interval(Ok(&calibration()))).unwrap());
     }

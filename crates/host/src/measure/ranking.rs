@@ -11,6 +11,9 @@
 
 mod damon;
 mod page_idle;
+mod touch_watch;
+
+pub use touch_watch::{TouchKey, TouchWatch};
 
 use self::damon::Damon;
 use self::page_idle::PageIdle;
@@ -18,7 +21,7 @@ use crate::measure::system::{Process, Scope};
 use crate::procfs::{Root, online_cpus, process_memory, smaps_rollup};
 use crate::sys::mapping::{OwnedMapping, Request, Source};
 use crate::sys::process::cpu_clock_ns;
-use crate::sys::signal::asked_to_stop;
+use crate::sys::signal::{StopSignals, asked_to_stop};
 use pagetax_core::calibration::Calibration;
 use pagetax_core::ranking::{ProcessFigures, ProcessInterval, Ranking, TouchWindow};
 use std::collections::BTreeMap;
@@ -75,7 +78,7 @@ pub fn ranking(
     // On a busy machine this process would wait for a CPU within a window, and lengthen it. Ordinary users may
     // not raise their priority, and get longer windows.
     let _ = rustix::process::setpriority_process(None, -20);
-    let (damon, why_not) = match Damon::take(root) {
+    let (damon, why_not) = match Damon::take(root, || StopSignals::watch().map(Some)) {
         Ok(damon) => (damon, None),
         Err(why) => (None, Some(why)),
     };
@@ -83,8 +86,8 @@ pub fn ranking(
     let (mut by_sample, mut failed) = (0, None);
     for process in &mut figures {
         look(process, elapsed_ns, |pid| {
-            let by_damon = damon.as_ref().map(|damon| damon.window(root, pid));
-            match by_damon.or_else(|| Some(idle.as_ref()?.window(root, pid))) {
+            let by_damon = damon.as_ref().map(|damon| damon.window(root, pid, damon::WATCH));
+            match by_damon.or_else(|| Some(idle.as_ref()?.window(root, pid, page_idle::ROUNDS))) {
                 Some(Ok(window)) => {
                     by_sample += 1;
                     Ok(window)

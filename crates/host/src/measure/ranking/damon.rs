@@ -26,8 +26,8 @@ const FOLDER: &str = "/sys/kernel/mm/damon/admin/kdamonds";
 const STATISTICS: &str = "/sys/module/damon_stat/parameters/enabled";
 /// The time in which a page is touched or not: as long as a window by clear_refs.
 const SAMPLE: Duration = Duration::from_millis(2);
-/// The time over which samples are added up.
-const WATCH: Duration = Duration::from_millis(400);
+/// The time over which samples are added up, for one look at a process.
+pub(super) const WATCH: Duration = Duration::from_millis(400);
 /// The most regions of a process. In each sampling interval, the kernel looks at a page of each.
 const REGIONS_MAX: usize = 200;
 /// DAMON wants at least so many.
@@ -38,15 +38,19 @@ const ADDRESSES_END: u64 = 0x7fff_ffff_f000;
 /// DAMON, used by us.
 pub(super) struct Damon {
     folder: PathBuf,
-    _signals: StopSignals,
+    _signals: Option<StopSignals>,
 }
 
 impl Damon {
-    /// Takes DAMON; none if the kernel lacks it.
+    /// Takes DAMON; none if the kernel lacks it. A caller that may be interrupted passes [`StopSignals::watch`],
+    /// so that DAMON is given back.
     ///
     /// # Errors
     /// We may not use it, or somebody else does.
-    pub fn take(root: &Root) -> Result<Option<Damon>, String> {
+    pub fn take(
+        root: &Root,
+        watch: impl FnOnce() -> io::Result<Option<StopSignals>>,
+    ) -> Result<Option<Damon>, String> {
         let folder = root.path(FOLDER);
         let used = match fs::read_to_string(folder.join("nr_kdamonds")) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -58,22 +62,22 @@ impl Damon {
         if root.text(STATISTICS).is_ok_and(|text| text.trim() == "Y") {
             return Err(format!("the kernel's statistics have DAMON; write N to {STATISTICS}"));
         }
-        let signals = StopSignals::watch().map_err(|error| error.to_string())?;
+        let signals = watch().map_err(|error| error.to_string())?;
         let damon = Damon { folder, _signals: signals };
         damon.write("nr_kdamonds", 1)?;
         Ok(Some(damon))
     }
 
-    /// Watches a process, and returns its mean window.
-    pub fn window(&self, root: &Root, pid: u32) -> Result<TouchWindow, String> {
+    /// Watches a process for a time, and returns its mean window.
+    pub fn window(&self, root: &Root, pid: u32, watch: Duration) -> Result<TouchWindow, String> {
         let ranges = base_ranges(root, pid)?;
         let base_bytes = ranges.iter().map(|(start, end)| end - start).sum();
         let ranges = joined(ranges, REGIONS_MAX);
-        self.set_up(pid, &ranges)?;
+        self.set_up(pid, &ranges, watch)?;
         let clock = || cpu_clock_ns(pid).map_err(|error| format!("no CPU clock: {error}"));
         let (before_ns, begin) = (clock()?, Instant::now());
         self.write("0/state", "on")?;
-        let ended = self.wait().and_then(|()| {
+        let ended = wait(watch).and_then(|()| {
             // The kernel answers at the end of its interval.
             self.write("0/state", "update_schemes_tried_regions")?;
             let cpu_ns = clock()?.saturating_sub(before_ns) as f64;
@@ -81,7 +85,7 @@ impl Damon {
             Ok(TouchWindow {
                 cpu_ns: (cpu_ns * part) as u64,
                 base_bytes,
-                touched_bytes: self.touched_bytes()?.min(base_bytes),
+                touched_bytes: self.touched_bytes(watch)?.min(base_bytes),
                 mark_ns: 0.0,
             })
         });
@@ -90,24 +94,13 @@ impl Damon {
         ended
     }
 
-    fn wait(&self) -> Result<(), String> {
-        let begin = Instant::now();
-        while begin.elapsed() < WATCH {
-            if asked_to_stop() {
-                return Err("interrupted".into());
-            }
-            std::thread::sleep(SAMPLE);
-        }
-        Ok(())
-    }
-
-    fn set_up(&self, pid: u32, ranges: &[(u64, u64)]) -> Result<(), String> {
+    fn set_up(&self, pid: u32, ranges: &[(u64, u64)], watch: Duration) -> Result<(), String> {
         // Fewer contexts than before: what an earlier process left is gone.
         self.write("0/contexts/nr_contexts", 0)?;
         self.write("0/contexts/nr_contexts", 1)?;
         let context = |file: &str| format!("0/contexts/0/{file}");
         self.write(&context("operations"), "fvaddr")?;
-        let intervals = [("sample", SAMPLE), ("aggr", WATCH), ("update", WATCH)];
+        let intervals = [("sample", SAMPLE), ("aggr", watch), ("update", watch)];
         for (name, time) in intervals {
             let file = context(&format!("monitoring_attrs/intervals/{name}_us"));
             self.write(&file, time.as_micros())?;
@@ -134,13 +127,13 @@ impl Damon {
     }
 
     /// Returns the bytes that a sampling interval touches on average.
-    fn touched_bytes(&self) -> Result<u64, String> {
+    fn touched_bytes(&self, watch: Duration) -> Result<u64, String> {
         let folder = self.folder.join("0/contexts/0/schemes/0/tried_regions");
         let regions = fs::read_dir(&folder).map_err(|error| error.to_string())?;
         let number = |region: &std::path::Path, file: &str| -> Option<u64> {
             fs::read_to_string(region.join(file)).ok()?.trim().parse().ok()
         };
-        let samples = (WATCH.as_micros() / SAMPLE.as_micros()) as f64;
+        let samples = (watch.as_micros() / SAMPLE.as_micros()) as f64;
         let touched = |region: PathBuf| {
             let bytes = number(&region, "end")?.checked_sub(number(&region, "start")?)?;
             Some(bytes as f64 * (number(&region, "nr_accesses")? as f64 / samples).min(1.0))
@@ -163,6 +156,18 @@ impl Drop for Damon {
         let _ = self.write("0/state", "off");
         let _ = self.write("nr_kdamonds", 0);
     }
+}
+
+/// Waits, unless a signal asks to stop.
+fn wait(time: Duration) -> Result<(), String> {
+    let begin = Instant::now();
+    while begin.elapsed() < time {
+        if asked_to_stop() {
+            return Err("interrupted".into());
+        }
+        std::thread::sleep(SAMPLE);
+    }
+    Ok(())
 }
 
 /// Returns the ranges of resident base pages.
@@ -214,17 +219,18 @@ mod tests {
     fn what_is_in_use_or_missing_is_left_alone() {
         let folder = tempfile::tempdir().unwrap();
         let root = Root::at(folder.path());
-        assert!(matches!(Damon::take(&root), Ok(None)));
+        let take = || Damon::take(&root, || Ok(None));
+        assert!(matches!(take(), Ok(None)));
         let place = folder.path().join(&FOLDER[1..]);
         fs::create_dir_all(&place).unwrap();
         fs::write(place.join("nr_kdamonds"), "1\n").unwrap();
-        assert!(Damon::take(&root).err().unwrap().contains("in use"));
+        assert!(take().err().unwrap().contains("in use"));
         assert_eq!(fs::read_to_string(place.join("nr_kdamonds")).unwrap(), "1\n");
         fs::write(place.join("nr_kdamonds"), "0\n").unwrap();
         let statistics = folder.path().join(&STATISTICS[1..]);
         fs::create_dir_all(statistics.parent().unwrap()).unwrap();
         fs::write(&statistics, "Y\n").unwrap();
-        assert!(Damon::take(&root).err().unwrap().contains("write N"));
+        assert!(take().err().unwrap().contains("write N"));
         assert_eq!(fs::read_to_string(place.join("nr_kdamonds")).unwrap(), "0\n");
     }
 }

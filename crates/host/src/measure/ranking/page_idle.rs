@@ -25,7 +25,7 @@ const FLAGS: &str = "/proc/kpageflags";
 const SAMPLE: Duration = Duration::from_millis(2);
 /// The pages that are marked at a time, and how often others are. Marking must be short beside a sample.
 const PAGES: usize = 100;
-const ROUNDS: usize = 20;
+pub(super) const ROUNDS: usize = 20;
 /// The places of a process that are looked at for one page: much of a mapping may not be resident.
 const TRIES: usize = 20;
 /// The bits of an entry of /proc/kpageflags: a page that the kernel tracks, and the parts of larger
@@ -46,13 +46,13 @@ impl PageIdle {
         Some(PageIdle { bitmap, flags: File::open(root.path(FLAGS)).ok()? })
     }
 
-    /// Watches a process, and returns its mean window.
-    pub fn window(&self, root: &Root, pid: u32) -> Result<TouchWindow, String> {
+    /// Watches a process for so many rounds, and returns its mean window.
+    pub fn window(&self, root: &Root, pid: u32, rounds: usize) -> Result<TouchWindow, String> {
         let failed = |error: io::Error| format!("page_idle: {error}");
         let clock = || cpu_clock_ns(pid).map_err(|error| format!("no CPU clock: {error}"));
         let mut pages = RandomPages::of(root, pid).map_err(failed)?;
         let (mut cpu_ns, mut seen, mut touched_count) = (0, 0, 0);
-        for _ in 0..ROUNDS {
+        for _ in 0..rounds {
             if asked_to_stop() {
                 return Err("interrupted".into());
             }
@@ -75,7 +75,7 @@ impl PageIdle {
         }
         let (base_bytes, _) = touched(&smaps_rollup(root, pid)?);
         Ok(TouchWindow {
-            cpu_ns: cpu_ns / ROUNDS as u64,
+            cpu_ns: cpu_ns / rounds as u64,
             base_bytes,
             touched_bytes: (base_bytes as f64 * touched_count as f64 / seen as f64) as u64,
             mark_ns: 0.0,

@@ -2,12 +2,14 @@
 //!
 //! [`TopWatch`] joins the stacks of a [`SystemWatch`] with the [`TaskTable`] of all processes. The join is a
 //! pure function. A process's time is its share of all stacks, as in the CPU ledger of the system, so that
-//! all processes add up to the ledger.
+//! all processes add up to the ledger. Walks of the page tables are user time, which stacks do not tell from
+//! other work. They are estimated from the pages that a [`TouchWatch`] sees touched.
 
 mod table;
 
 pub use table::{KnownTask, TaskTable};
 
+use crate::measure::ranking::TouchWatch;
 use crate::measure::system::{
     Daemon, Observation, Process, SampledTime, Scope, SystemWatch, TaskCounts, cost, daemons,
 };
@@ -26,24 +28,31 @@ pub struct TopWatch {
     /// The CPU times of the daemons at the last look, by process.
     daemon_times: HashMap<u32, u64>,
     cpu_count: u32,
+    touches: TouchWatch,
 }
 
 impl TopWatch {
-    /// Starts to watch.
+    /// Starts to watch. `is_hurried` asks for touched pages as soon as possible, at the price of more CPU
+    /// time.
     ///
     /// # Errors
     /// If the system cannot be watched. Figures that the machine does not show are missing instead.
-    pub fn start() -> Result<TopWatch, String> {
-        TopWatch::at(Root::default(), SystemWatch::start(Scope::System)?)
+    pub fn start(is_hurried: bool) -> Result<TopWatch, String> {
+        TopWatch::at(Root::default(), SystemWatch::start(Scope::System)?, is_hurried)
     }
 
     /// Starts to watch a live or a captured tree.
-    pub(in crate::measure) fn at(root: Root, system: SystemWatch) -> Result<TopWatch, String> {
+    pub(in crate::measure) fn at(
+        root: Root,
+        system: SystemWatch,
+        is_hurried: bool,
+    ) -> Result<TopWatch, String> {
         let daemons = daemons(&root);
         let daemon_times = daemon_times(&root, &daemons);
         let cpu_count = online_cpus(&root)?.len() as u32;
         Ok(TopWatch {
             table: TaskTable::new(&root),
+            touches: TouchWatch::start(&root, is_hurried),
             root,
             system,
             daemons,
@@ -62,6 +71,11 @@ impl TopWatch {
     /// Returns true if there are stacks, so that times by cause are known.
     pub fn has_stacks(&self) -> bool {
         self.system.without_stacks().is_none()
+    }
+
+    /// Returns true if the kernel tells which pages are touched.
+    pub fn has_touches(&self) -> bool {
+        self.touches.missing().is_none()
     }
 
     /// Reads the samples that have come. Call it at least once in
@@ -84,7 +98,13 @@ impl TopWatch {
             daemons_ns: self.daemon_times.iter().filter_map(since).collect(),
         };
         let sampled = |pid| self.system.process(pid);
-        SystemTop { cpu_count: self.cpu_count, ..parts.join(&sampled) }
+        let elapsed_ns = parts.seen.elapsed_ns.max(1) as f64;
+        let busy = parts.tasks.iter().map(|(pid, task)| {
+            ((*pid, task.start_ticks), task.cpu_ns as f64 / elapsed_ns, task.resident_bytes)
+        });
+        self.touches.choose(busy);
+        let touches = Touches { watch: &self.touches, calibration };
+        SystemTop { cpu_count: self.cpu_count, ..parts.join(&sampled, &touches) }
     }
 }
 
@@ -101,6 +121,34 @@ struct Parts<'a> {
     daemons_ns: HashMap<u32, u64>,
 }
 
+/// The pages that processes touch, and what walks for them cost.
+struct Touches<'a> {
+    watch: &'a TouchWatch,
+    calibration: Result<&'a Calibration, &'a str>,
+}
+
+impl Touches<'_> {
+    /// Adds what was sampled of a process.
+    fn add(&self, process: &mut TopProcess) {
+        let Some(window) = self.watch.seen((process.pid, process.start_ticks)) else { return };
+        let figures = &mut process.figures;
+        figures.touched_bytes = Some(window.touched_bytes);
+        let share = self.calibration.ok().and_then(|known| window.walk_share(known));
+        let Some((share, ..)) = share else { return };
+        let other_ns = figures.cpu_ns.map(|ns| ns.saturating_sub(figures.vm_cpu_ns.unwrap_or(0)));
+        figures.walk_ns = other_ns.map(|ns| (ns as f64 * share).max(0.0) as u64);
+    }
+
+    /// Returns the reason for absent figures: of touched pages, and of walks.
+    fn missing(&self) -> [String; 2] {
+        const NOT_SEEN: &str =
+            "the busiest processes of at least 0.5 % of a CPU and 4 MiB are sampled in turn";
+        let touched = self.watch.missing().unwrap_or_else(|| NOT_SEEN.into());
+        let walks = self.calibration.err().map_or_else(|| touched.clone(), String::from);
+        [touched, walks]
+    }
+}
+
 /// A group of processes while it is added up.
 #[derive(Default)]
 struct CgroupSum {
@@ -112,7 +160,11 @@ struct CgroupSum {
 }
 
 impl Parts<'_> {
-    fn join<'p>(self, sampled: &dyn Fn(u32) -> Option<&'p Process>) -> SystemTop {
+    fn join<'p>(
+        self,
+        sampled: &dyn Fn(u32) -> Option<&'p Process>,
+        touches: &Touches<'_>,
+    ) -> SystemTop {
         let time = SampledTime::of(self.seen);
         let of_samples = self.seen.samples.as_ref().ok();
         let none = TaskCounts::default();
@@ -128,6 +180,7 @@ impl Parts<'_> {
             let counts = counts(process.pid);
             let daemon_ns = self.daemons_ns.get(&process.pid).copied();
             self.price(&mut process.figures, &time, counts, daemon_ns);
+            touches.add(process);
             let Some(path) = &process.cgroup else { continue };
             let group = groups.entry(path).or_default();
             group.process_count += 1;
@@ -150,7 +203,9 @@ impl Parts<'_> {
                 figures: TopFigures { cpu_ns, ..figures },
             });
         }
-        let missing = self.missing(&time);
+        let mut missing = self.missing(&time);
+        let [touched, walks] = touches.missing();
+        missing.extend([("touched_bytes".into(), touched), ("walk_ns".into(), walks)]);
         SystemTop { cpu_count: 1, system: self.system, missing, processes, cgroups }
     }
 
@@ -284,7 +339,9 @@ mod tests {
             tasks: table.tasks(),
             daemons_ns: HashMap::from([(40, 10)]),
         };
-        parts.join(&|pid| (pid == 8).then_some(&ended))
+        let watch = TouchWatch::start(&Root::at(folder.path()), false);
+        let touches = Touches { watch: &watch, calibration: Err("none") };
+        parts.join(&|pid| (pid == 8).then_some(&ended), &touches)
     }
 
     #[test]
