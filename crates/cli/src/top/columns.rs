@@ -53,7 +53,7 @@ const NUMBERS: &[(u8, TopColumn)] = &[
     (9, TopColumn { heading: "low–high", sort: "", width: 10, cell: bounds }),
     (7, TopColumn { heading: "n", sort: "", width: 4, cell: samples }),
     (4, TopColumn { heading: "main", sort: "", width: 6, cell: main_cause }),
-    (8, TopColumn { heading: "walk", sort: "walk", width: 5, cell: walk }),
+    (9, TopColumn { heading: "walk", sort: "walk", width: 5, cell: walk }),
     (5, TopColumn { heading: "wait", sort: "wait", width: 5, cell: wait }),
     (3, TopColumn { heading: "flt/s", sort: "minor", width: 6, cell: minor }),
     (6, TopColumn { heading: "maj/s", sort: "major", width: 6, cell: major }),

@@ -153,7 +153,7 @@ Columns, for each second of the last interval
   low–high  its bounds at 95 %          n      its samples: few are uncertain
   main      the cause with most of it   wait   ms of waits for memory
   flt maj   faults without and with I/O tabl   bytes of page tables
-  walk      ms of page walks, estimated from the pages that it touches; VM has none
+  walk      ms of page walks, an estimate from the pages that it touches
   VM 60 s   heat of the last minute: VM and walk, the newest at the right,
             1 or ▁ below 1 ms, 8 or █ from 1000 ms; without stacks, faults
   +name     ended in the interval       – or -  missing, which is not 0

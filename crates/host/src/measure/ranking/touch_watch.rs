@@ -119,7 +119,7 @@ impl SharedLooks {
             let number = looks.count;
             looks.last.insert(key, (number, seen));
             let is_rest =
-                |looks: &mut Looks| !looks.is_over && !(looks.is_hurried && !looks.is_complete());
+                |looks: &mut Looks| (looks.is_complete() || !looks.is_hurried) && !looks.is_over;
             let rested = self.changed.wait_timeout_while(looks, sampler.period(), is_rest);
             looks = rested.unwrap_or_else(PoisonError::into_inner).0;
         }
