@@ -13,11 +13,9 @@ impl FaultHandler {
     ) -> bool {
         let shared = &self.shared;
         add(&shared.stats.zero_fault_count, 1);
-        let (goes_down, more) = match ahead {
-            Readahead::Up(ahead) => (false, ahead.min(shared.table.pages() - page - 1)),
-            Readahead::Down(ahead) => (true, ahead.min(page)),
-            Readahead::Around(..) | Readahead::Nothing | Readahead::Stride(..) => (false, 0),
-        };
+        let (goes_down, more) = ahead.zeros_ahead();
+        let most = if goes_down { page } else { shared.table.pages() - page - 1 };
+        let more = more.min(most);
         let room = 1 + shared.take_room(more);
         let (mut done, mut held) = (0, Some(held));
         while done < room {

@@ -36,10 +36,25 @@ pub enum Readahead {
     Up(usize),
     /// This many pages right before it.
     Down(usize),
-    /// This many pages right before it, and this many right after it.
+    /// This many pages right before it, and this many right after it. In a stream, one of the two is what it
+    /// skipped.
     Around(usize, usize),
     /// A stride in pages, and this many pages at it.
     Stride(isize, usize),
+}
+
+impl Readahead {
+    /// Returns the pages to fill with zeros after an untouched one that faults, and true if they lie before
+    /// it. Of pages that a stream skipped, the program may never use any.
+    pub fn zeros_ahead(self) -> (bool, usize) {
+        match self {
+            Readahead::Up(pages) => (false, pages),
+            Readahead::Down(pages) => (true, pages),
+            Readahead::Around(before, after) if before > after => (true, before),
+            Readahead::Around(_, after) => (false, after),
+            Readahead::Nothing | Readahead::Stride(..) => (false, 0),
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -77,6 +92,8 @@ impl StreamPrefetcher {
         }
     }
 
+    /// Returns the next window of the stream that the page goes on, and the pages that it skipped: programs
+    /// whose blocks lie across pages come back to them.
     fn follow(&mut self, page: usize) -> Option<Readahead> {
         let faults = self.faults;
         let goes_on = |stream: &&mut FaultStream| {
@@ -92,12 +109,18 @@ impl StreamPrefetcher {
         stream.used_at = faults;
         if stream.is_downward {
             let pages = stream.window.min(page - last_run_boundary(page + 1));
+            let skipped = stream.next - page;
             stream.next = page.saturating_sub(pages + 1);
-            Some(Readahead::Down(pages))
+            Some(if skipped > 0 {
+                Readahead::Around(pages, skipped)
+            } else {
+                Readahead::Down(pages)
+            })
         } else {
             let pages = stream.window.min(next_run_boundary(page) - page - 1);
+            let skipped = page - stream.next;
             stream.next = page + pages + 1;
-            Some(Readahead::Up(pages))
+            Some(if skipped > 0 { Readahead::Around(skipped, pages) } else { Readahead::Up(pages) })
         }
     }
 
@@ -176,6 +199,19 @@ mod tests {
         assert_eq!(prefetcher.fault(999), Readahead::Nothing);
         assert_eq!(prefetcher.fault(998), Readahead::Down(4));
         assert_eq!(prefetcher.fault(993), Readahead::Down(8));
+    }
+
+    #[test]
+    fn what_a_stream_skipped_comes_with_its_next_window() {
+        let mut prefetcher = StreamPrefetcher::default();
+        prefetcher.fault(1000);
+        assert_eq!(prefetcher.fault(1001), Readahead::Up(4));
+        let ahead = prefetcher.fault(1007);
+        assert_eq!((ahead, ahead.zeros_ahead()), (Readahead::Around(1, 8), (false, 8)));
+        assert_eq!(prefetcher.fault(1016), Readahead::Up(7));
+        (498..=500).rev().for_each(|page| drop(prefetcher.fault(page)));
+        let ahead = prefetcher.fault(492);
+        assert_eq!((ahead, ahead.zeros_ahead()), (Readahead::Around(8, 1), (true, 8)));
     }
 
     #[test]

@@ -204,11 +204,8 @@ impl<'a> PagerPolicy<'a> {
     /// Fills an untouched page with zeros and, in a stream, its successors or predecessors. The page has
     /// room.
     fn zero(&mut self, page: u32, ahead: Readahead) {
-        let (more, step) = match ahead {
-            Readahead::Up(pages) => (pages, 1),
-            Readahead::Down(pages) => (pages, -1),
-            _ => (0, 1),
-        };
+        let (goes_down, more) = ahead.zeros_ahead();
+        let step = if goes_down { -1 } else { 1 };
         self.make_resident(page);
         let mut next = page;
         for _ in 0..more {
