@@ -81,7 +81,7 @@ int meminfo(const __UINT64_TYPE__ inaddr[], int addr_count, const unsigned int i
 /* Use servers beyond loopback without TLS: everybody on the network can read and change the pages. */
 #define PAGETAX_REMOTE_INSECURE 16
 
-/* Compress writes over slow links with TLS, too: whoever sees the traffic then sees how well pages compress. */
+/* Compress writes over slow links with TLS, too: the sizes on the network then tell how well pages compress. */
 #define PAGETAX_REMOTE_COMPRESS_TLS 32
 
 struct pagetax_remote_options {

@@ -134,7 +134,8 @@ pub struct CopiesArgs {
     #[arg(long)]
     insecure: bool,
 
-    /// Compress writes over slow links with TLS, too; whoever sees the traffic then sees how well pages compress
+    /// Compress writes over slow links with TLS, too: the sizes on the network then tell how well pages
+    /// compress
     #[arg(long)]
     compress_tls: bool,
 

@@ -1,4 +1,5 @@
-//! Real servers of Valkey, or of Redis where Valkey is not installed, started for a test and killed at its end.
+//! Real servers of Valkey, or of Redis where Valkey is not installed, started for a test and killed at
+//! its end.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};

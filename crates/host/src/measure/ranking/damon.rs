@@ -42,8 +42,8 @@ pub(super) struct Damon {
 }
 
 impl Damon {
-    /// Takes DAMON; none if the kernel lacks it. A caller that may be interrupted passes [`StopSignals::watch`],
-    /// so that DAMON is given back.
+    /// Takes DAMON; none if the kernel lacks it. A caller that may be interrupted passes
+    /// [`StopSignals::watch`], so that DAMON is given back.
     ///
     /// # Errors
     /// We may not use it, or somebody else does.

@@ -31,18 +31,18 @@ const NOT_HERE: &str =
 /// A thread that samples the pages that processes touch.
 #[derive(Debug)]
 pub struct TouchWatch {
-    shared: Arc<SharedLooks>,
+    shared: Arc<SharedTouches>,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug)]
-struct SharedLooks {
-    looks: Mutex<Looks>,
+struct SharedTouches {
+    looks: Mutex<TouchLooks>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Looks {
+struct TouchLooks {
     /// The processes to look at, the busiest first.
     wanted: Vec<TouchKey>,
     /// The last look at each process, and its number.
@@ -55,7 +55,7 @@ struct Looks {
     missing: Option<String>,
 }
 
-impl Looks {
+impl TouchLooks {
     /// Returns the process whose turn it is: one without a look, or the one whose look is oldest.
     fn next(&self) -> Option<TouchKey> {
         let number = |key: &&TouchKey| self.last.get(*key).map_or(0, |(number, _)| *number);
@@ -68,31 +68,31 @@ impl Looks {
 }
 
 /// The way to sample that the kernel offers.
-enum Sampler {
+enum TouchSampler {
     Idle(PageIdle),
     Damon,
 }
 
-impl Sampler {
-    fn find(root: &Root) -> Result<Sampler, String> {
+impl TouchSampler {
+    fn find(root: &Root) -> Result<TouchSampler, String> {
         if let Some(idle) = PageIdle::open(root) {
-            return Ok(Sampler::Idle(idle));
+            return Ok(TouchSampler::Idle(idle));
         }
         let damon = Damon::take(root, || Ok(None))?;
-        damon.map(|_| Sampler::Damon).ok_or_else(|| NOT_HERE.to_string())
+        damon.map(|_| TouchSampler::Damon).ok_or_else(|| NOT_HERE.to_string())
     }
 
     fn period(&self) -> Duration {
         match self {
-            Sampler::Idle(_) => IDLE_PERIOD,
-            Sampler::Damon => DAMON_PERIOD,
+            TouchSampler::Idle(_) => IDLE_PERIOD,
+            TouchSampler::Damon => DAMON_PERIOD,
         }
     }
 
     fn look(&self, root: &Root, pid: u32) -> Result<TouchWindow, String> {
         match self {
-            Sampler::Idle(idle) => idle.window(root, pid, IDLE_ROUNDS),
-            Sampler::Damon => {
+            TouchSampler::Idle(idle) => idle.window(root, pid, IDLE_ROUNDS),
+            TouchSampler::Damon => {
                 let damon = Damon::take(root, || Ok(None))?;
                 damon.ok_or(NOT_HERE)?.window(root, pid, DAMON_WATCH)
             }
@@ -100,12 +100,12 @@ impl Sampler {
     }
 }
 
-impl SharedLooks {
-    fn lock(&self) -> MutexGuard<'_, Looks> {
+impl SharedTouches {
+    fn lock(&self) -> MutexGuard<'_, TouchLooks> {
         self.looks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn run(&self, root: &Root, sampler: &Sampler) {
+    fn run(&self, root: &Root, sampler: &TouchSampler) {
         let mut looks = self.lock();
         while !looks.is_over {
             let Some(key) = looks.next() else {
@@ -118,8 +118,9 @@ impl SharedLooks {
             looks.count += 1;
             let number = looks.count;
             looks.last.insert(key, (number, seen));
-            let is_rest =
-                |looks: &mut Looks| (looks.is_complete() || !looks.is_hurried) && !looks.is_over;
+            let is_rest = |looks: &mut TouchLooks| {
+                (looks.is_complete() || !looks.is_hurried) && !looks.is_over
+            };
             let rested = self.changed.wait_timeout_while(looks, sampler.period(), is_rest);
             looks = rested.unwrap_or_else(PoisonError::into_inner).0;
         }
@@ -127,14 +128,15 @@ impl SharedLooks {
 }
 
 impl TouchWatch {
-    /// Starts to sample, if the kernel can. `is_hurried` asks for one look at each process as soon as possible.
+    /// Starts to sample, if the kernel can. `is_hurried` asks for one look at each process as soon as
+    /// possible.
     pub fn start(root: &Root, is_hurried: bool) -> TouchWatch {
-        let shared = Arc::new(SharedLooks {
-            looks: Mutex::new(Looks { is_hurried, ..Looks::default() }),
+        let shared = Arc::new(SharedTouches {
+            looks: Mutex::new(TouchLooks { is_hurried, ..TouchLooks::default() }),
             changed: Condvar::new(),
         });
         let (looking, root) = (shared.clone(), root.clone());
-        let thread = Sampler::find(&root).and_then(|sampler| {
+        let thread = TouchSampler::find(&root).and_then(|sampler| {
             let run = move || looking.run(&root, &sampler);
             Builder::new()
                 .name("pagetax-touch".into())
@@ -193,7 +195,8 @@ mod tests {
 
     #[test]
     fn processes_are_looked_at_in_turn() {
-        let mut looks = Looks { wanted: vec![(1, 0), (2, 0), (3, 0)], ..Looks::default() };
+        let mut looks =
+            TouchLooks { wanted: vec![(1, 0), (2, 0), (3, 0)], ..TouchLooks::default() };
         let order: Vec<u32> = (1..=7)
             .map(|number| {
                 let key = looks.next().unwrap();

@@ -209,7 +209,8 @@ mod tests {
         let ahead = prefetcher.fault(1007);
         assert_eq!((ahead, ahead.zeros_ahead()), (Readahead::Around(1, 8), (false, 8)));
         assert_eq!(prefetcher.fault(1016), Readahead::Up(7));
-        (498..=500).rev().for_each(|page| drop(prefetcher.fault(page)));
+        let before: Vec<_> = (498..=500).rev().map(|page| prefetcher.fault(page)).collect();
+        assert_eq!(before[2], Readahead::Down(4));
         let ahead = prefetcher.fault(492);
         assert_eq!((ahead, ahead.zeros_ahead()), (Readahead::Around(8, 1), (true, 8)));
     }
