@@ -286,7 +286,8 @@ fn a_job_runs_on_a_store() {
     let run: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(run["counters"]["mismatch_count"]["value"], 0);
     let title = run["tables"][0]["title"].as_str().unwrap();
-    assert!(title.contains("2 copies on Redis cluster at 127.0.0.1"), "{title}");
+    let (engine, _) = redis_server::engine().unwrap();
+    assert!(title.contains(&format!("2 copies on {engine} cluster at 127.0.0.1")), "{title}");
 }
 
 /// The options of a Redis as before 6.2: it cannot copy a hash for a child.
