@@ -25,12 +25,9 @@ pub fn run(versions: &[String]) -> Result<()> {
                 kernel: &kernel,
                 script: &script,
                 programs: &[],
-                modules: &[],
-                folders: &[],
-                disks: &[],
                 memory: &["-m", "512"],
-                append: "",
                 limit: LIMIT,
+                ..SmallGuest::default()
             };
             let text = guest.run()?;
             let tree = between(&text, "@@files\n", "@@end")?;

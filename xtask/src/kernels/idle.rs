@@ -25,12 +25,9 @@ pub fn run(versions: &[String]) -> Result<()> {
         kernel: &fetch::any_kernel(version)?,
         script: include_str!("idle.sh"),
         programs: &[&pagetax, &gather.to_string_lossy()],
-        modules: &[],
-        folders: &[],
-        disks: &[],
         memory: &["-m", "1024"],
-        append: "",
         limit: LIMIT,
+        ..SmallGuest::default()
     }
     .run()?;
     let json = between(&text, "@@ranked\n", "@@end")?;

@@ -119,12 +119,10 @@ fn decide(plant: &KswapdLoad, kernel: &Path, programs: &[&str]) -> Result<Kswapd
         kernel,
         script: &script,
         programs,
-        modules: &[],
-        folders: &[],
         disks: &disks,
         memory: plant.memory,
-        append: "",
         limit: LIMIT,
+        ..SmallGuest::default()
     };
     let text = guest.run()?;
     let (before, text) = text.split_once("@@decision\n").context("no decision")?;

@@ -34,11 +34,9 @@ pub fn run(writes: bool) -> Result<()> {
         script: &format!("set -- {links}\n{}", include_str!("netem.sh")),
         programs: &[&pagetax, TOUCH, PROGRAMS[0].0, PROGRAMS[1].0, "/usr/bin/timeout"],
         modules: &MODULES,
-        folders: &[],
-        disks: &[],
         memory: &["-m", "1024"],
-        append: "",
         limit: LIMIT,
+        ..SmallGuest::default()
     }
     .run()?;
     let mut rows = Vec::new();

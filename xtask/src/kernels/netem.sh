@@ -30,4 +30,3 @@ for link; do
     PAGETAX_TOUCH_REWRITES=4000 timeout 200 touch paged 24 8 $servers 2 </dev/null
 done
 echo "@@"
-kill %1 %2 2>/dev/null

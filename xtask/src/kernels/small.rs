@@ -66,6 +66,23 @@ pub struct SmallGuest<'a> {
     pub limit: u32,
 }
 
+impl Default for SmallGuest<'_> {
+    /// Returns a guest that has nothing yet.
+    fn default() -> Self {
+        SmallGuest {
+            kernel: Path::new(""),
+            script: "",
+            programs: &[],
+            modules: &[],
+            folders: &[],
+            disks: &[],
+            memory: &[],
+            append: "",
+            limit: 0,
+        }
+    }
+}
+
 /// Returns the part of a guest's output between two marks.
 pub fn between<'a>(text: &'a str, from: &str, to: &str) -> Result<&'a str> {
     let part = text.split_once(from).and_then(|(_, rest)| rest.split_once(to));

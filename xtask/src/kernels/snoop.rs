@@ -128,12 +128,11 @@ impl Snoop {
             kernel: &kernel,
             script: &format!("{}\n{}", self.script, include_str!("snoop.sh")),
             programs: &programs,
-            modules: &[],
             folders: &folders,
             disks,
             memory: &self.memory,
-            append: "",
             limit: LIMIT,
+            ..SmallGuest::default()
         };
         guest.run().with_context(|| self.name.to_string())
     }

@@ -48,12 +48,10 @@ fn diagnoses(kernel: &Path, programs: &[&str]) -> Result<Vec<Diagnosis>> {
         kernel,
         script: include_str!("states.sh"),
         programs,
-        modules: &[],
-        folders: &[],
         disks: &[disk, disk],
         memory: &["-m", "1024"],
-        append: "",
         limit: LIMIT,
+        ..SmallGuest::default()
     };
     let text = guest.run()?;
     let mut all = Vec::new();

@@ -46,8 +46,9 @@ impl Compression {
 
     /// Returns true if the next run should be compressed, for a link that takes a byte in this time.
     pub fn pays(&mut self, link_ns_per_byte: f64) -> bool {
-        if self.seen.pays(link_ns_per_byte) || !HOPE.pays(link_ns_per_byte) {
-            return self.seen.pays(link_ns_per_byte);
+        let pays = self.seen.pays(link_ns_per_byte);
+        if pays || !HOPE.pays(link_ns_per_byte) {
+            return pays;
         }
         self.runs_since_trial = (self.runs_since_trial + 1) % RUNS_PER_TRIAL;
         self.runs_since_trial == 0

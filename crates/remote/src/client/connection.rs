@@ -220,8 +220,8 @@ pub struct Connection {
     looking: ReplyPolling,
     /// True if the server is on this machine.
     is_local: bool,
-    /// True if writes may be compressed.
-    may_compress: bool,
+    /// True if writes may be compressed with TLS, too.
+    compresses_tls: bool,
     compression: Compression,
 }
 
@@ -259,7 +259,6 @@ impl Connection {
     /// Wraps a stream on which both sides have said hello.
     pub fn new(stream: PeerStream, server: &Hello) -> Connection {
         let is_local = is_local(stream.socket()).unwrap_or(false);
-        let is_plain = matches!(stream, PeerStream::Plain(_));
         Connection {
             stream,
             version: server.version,
@@ -274,7 +273,7 @@ impl Connection {
             inbox: Inbox::with_room(RUN_PAGES_MAX * (HEADER_BYTES + PAGE_BYTES)),
             looking: ReplyPolling::default(),
             is_local,
-            may_compress: is_plain && !is_local && server.version >= COMPRESSED_FROM,
+            compresses_tls: false,
             compression: Compression::new(),
         }
     }
@@ -299,11 +298,16 @@ impl Connection {
         self.looking = ReplyPolling::with_time(time);
     }
 
-    /// Allows compressed writes with TLS too: see [`ClusterOptions::compress_tls`].
+    /// Sets whether writes may be compressed with TLS, too: see [`ClusterOptions::compress_tls`].
     ///
     /// [`ClusterOptions::compress_tls`]: super::options::ClusterOptions::compress_tls
-    pub fn compress_tls(&mut self) {
-        self.may_compress = !self.is_local && self.version >= COMPRESSED_FROM;
+    pub fn set_compress_tls(&mut self, is_allowed: bool) {
+        self.compresses_tls = is_allowed;
+    }
+
+    fn may_compress(&self) -> bool {
+        let may_tell_sizes = self.compresses_tls || matches!(self.stream, PeerStream::Plain(_));
+        may_tell_sizes && !self.is_local && self.version >= COMPRESSED_FROM
     }
 
     /// Sends a request. Returns the id of its reply.
@@ -371,7 +375,7 @@ impl Connection {
     /// # Errors
     /// If the connection is broken.
     pub fn send_all(&mut self, requests: &[Request<'_>]) -> io::Result<u32> {
-        let link = self.may_compress.then(|| link_rate::ns_per_byte(self.stream.socket()));
+        let link = self.may_compress().then(|| link_rate::ns_per_byte(self.stream.socket()));
         let Some(link_ns_per_byte) = link.flatten() else { return self.send_together(requests) };
         let first = self.last_id.wrapping_add(1);
         for request in requests {

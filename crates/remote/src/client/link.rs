@@ -141,9 +141,7 @@ impl ServerLinks {
     pub(super) fn adopt(&mut self, server: ServerId, mut connection: Connection) -> io::Result<()> {
         connection.set_patience(self.patience)?;
         connection.set_poll_time(self.poll_time);
-        if self.shared.options.compress_tls {
-            connection.compress_tls();
-        }
+        connection.set_compress_tls(self.shared.options.compress_tls);
         let at = server as usize;
         if self.links.len() <= at {
             self.links.resize_with(at + 1, || None);

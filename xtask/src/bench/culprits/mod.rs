@@ -59,12 +59,10 @@ pub fn run() -> Result<Outcome> {
         kernel: &kernels::kernel(VERSION)?,
         script: include_str!("guest.sh"),
         programs: &[&program, allocates.to_str().context("a folder with a plain name")?],
-        modules: &[],
-        folders: &[],
         disks: &[Disk { bytes: 4 << 30, options: "" }],
         memory: &["-m", "1024"],
-        append: "",
         limit: 900,
+        ..SmallGuest::default()
     }
     .run()?;
     let runs = text.split("@@run ").skip(1).map(PlantedRun::parse).collect::<Result<Vec<_>>>()?;

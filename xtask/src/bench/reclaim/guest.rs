@@ -17,12 +17,10 @@ pub fn run(program: &str) -> Result<Outcome> {
         kernel: &kernel,
         script: include_str!("guest.sh"),
         programs: &[program],
-        modules: &[],
-        folders: &[],
         disks: &[Disk { bytes: 4 << 30, options: "" }],
         memory: &["-m", "1024"],
-        append: "",
         limit: LIMIT,
+        ..SmallGuest::default()
     }
     .run()?;
     let text = text.split("@@done").next().unwrap_or_default();

@@ -19,10 +19,10 @@ pub type TouchKey = (u32, u64);
 
 /// The most processes that are looked at in turn.
 const PROCESSES_MAX: usize = 16;
-/// The rounds of a look by idle page tracking: 500 pages. It takes some 2 ms of CPU time.
+/// The rounds of a look by idle page tracking: 500 pages.
 const IDLE_ROUNDS: usize = 5;
 const IDLE_PERIOD: Duration = Duration::from_secs(1);
-/// The time of a look by DAMON, whose thread takes about a tenth of a CPU meanwhile.
+/// The time of a look by DAMON, whose own thread works meanwhile. So looks are rarer.
 const DAMON_WATCH: Duration = Duration::from_millis(100);
 const DAMON_PERIOD: Duration = Duration::from_secs(4);
 const NOT_HERE: &str =
@@ -161,9 +161,9 @@ impl TouchWatch {
         busy.sort_by(|one, other| other.1.total_cmp(&one.1));
         busy.truncate(PROCESSES_MAX);
         let mut looks = self.shared.lock();
-        looks.wanted = busy.into_iter().map(|(key, ..)| key).collect();
-        let wanted = looks.wanted.clone();
-        looks.last.retain(|key, _| wanted.contains(key));
+        let TouchLooks { wanted, last, .. } = &mut *looks;
+        *wanted = busy.into_iter().map(|(key, ..)| key).collect();
+        last.retain(|key, _| wanted.contains(key));
         drop(looks);
         self.shared.changed.notify_all();
     }
