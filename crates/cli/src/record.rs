@@ -1,8 +1,8 @@
 //! `pagetax record`: a trace of the pages that a program goes to, to run on any simulated machine.
 
-use crate::exit;
 use crate::output::{self, progress::Progress};
 use crate::recorded::{EngineCommand, Source};
+use crate::{exit, remote};
 use anyhow::{Result, bail};
 use pagetax_core::replay::ThreadTotals;
 use pagetax_core::units::Bytes;
@@ -15,6 +15,7 @@ const EXAMPLES: &str = "\
 Examples:
   pagetax record -o sort.ptt -- sort big.txt              then: pagetax run sort.ptt --on sim:ultrasparc-3plus-900
   pagetax record -f -o make.ptt -- make                   children and what they run, too
+  pagetax record --for-remote -o sort.ptt -- sort big.txt then: pagetax remote --resident 50M --simulate sort.ptt
   pagetax record --import lackey mem.log -o app.ptt       from valgrind --tool=lackey --trace-mem=yes
   pagetax record --import drmemtrace-text view.txt -o app.ptt";
 
@@ -39,6 +40,10 @@ pub struct Args {
     #[arg(long, value_enum, value_name = "FORMAT", requires_all = ["trace", "output"])]
     import: Option<FormatChoice>,
 
+    /// Place the command's memory as `pagetax remote` does, for its --simulate
+    #[arg(long, conflicts_with = "import")]
+    for_remote: bool,
+
     #[command(flatten)]
     source: Source,
 }
@@ -48,7 +53,14 @@ pub fn run(args: Args) -> Result<ExitCode> {
     args.output.iter().try_for_each(|path| output::check_writable(path))?;
     let code = match (&args.output, &args.source.trace, args.import) {
         (Some(output), Some(from), Some(format)) => import_file(format, from, output)?,
-        (Some(output), None, _) => record(&args.source.command()?, output)?,
+        (Some(output), None, _) => {
+            let mut command = args.source.command()?;
+            if args.for_remote {
+                command.environment = remote::layout_environment(&command.program)?;
+            }
+            let allocator = args.for_remote.then(|| remote::ALLOCATOR.to_string());
+            record(&command, allocator, output)?
+        }
         (Some(_), Some(_), None) => {
             bail!(
                 "a trace has been recorded already\n  hint: drop -o, or say --import FORMAT if the \
@@ -60,7 +72,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     Ok(code.into())
 }
 
-fn record(command: &EngineCommand, output: &Path) -> Result<u8> {
+fn record(command: &EngineCommand, allocator: Option<String>, output: &Path) -> Result<u8> {
     let head = Head {
         command: command.words(),
         recorded_by: command.engine.kind.to_string(),
@@ -69,6 +81,7 @@ fn record(command: &EngineCommand, output: &Path) -> Result<u8> {
             .architecture
             .map_or("unknown".into(), |architecture| format!("{architecture:?}").to_lowercase()),
         dropped: DROPPED.into(),
+        allocator,
     };
     let writer = TraceWriter::create(output, &head)?;
     let (writer, outcome) = command.observe("record", writer)?;
@@ -87,6 +100,7 @@ fn import_file(format: FormatChoice, from: &Path, output: &Path) -> Result<u8> {
         recorded_by: name.into(),
         architecture: "unknown".into(),
         dropped: DROPPED.into(),
+        allocator: None,
     };
     let mut writer = TraceWriter::create(output, &head)?;
     let mut progress = Progress::start("record");

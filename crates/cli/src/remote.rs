@@ -7,7 +7,7 @@ use crate::memory_servers::CopiesArgs;
 use crate::output::{self, documents::Outputs, replacement};
 use anyhow::{Result, anyhow, bail};
 use pagetax_core::units::{Bytes, Nanos};
-use pagetax_host::launch::preload::Preload;
+use pagetax_host::launch::preload::{self, Preload};
 use pagetax_host::launch::program::{Program, ProgramError};
 use pagetax_host::launch::{Launcher, libraries};
 use pagetax_remote::documents::Replacement;
@@ -19,6 +19,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 const LIBRARY: &str = "libpagetax_remote_preload.so";
+/// The name of the library's allocator in the head of a trace.
+pub const ALLOCATOR: &str = "pagetax remote";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -28,7 +30,7 @@ Examples:
   pagetax remote --resident 4G --store valkey://a,b,c --copies 2 -- ./big-program
                                                        the rest twice in a Valkey or Redis cluster
   pagetax remote --resident 100M --stats -- sort big.txt
-  pagetax remote --resident 100M --simulate sort.ptt   how much slower? (pagetax record -o sort.ptt -- sort …)";
+  pagetax remote --resident 100M --simulate sort.ptt   how much slower? (pagetax record --for-remote -o sort.ptt -- sort …)";
 
 /// Run a command with its memory in a page store, and only so much of it resident
 ///
@@ -110,10 +112,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
             "without --simulate, standard output is the command's\n  hint: --stats prints counts to stderr"
         );
     }
-    let library = libraries::find(LIBRARY).map_err(anyhow::Error::from);
-    let library = library.and_then(|path| Ok(Preload::new(path)?));
-    let library = library.map_err(|error| exit::with(exit::WRAPPER_FAILED, error))?;
-    let program = reachable(&args.command[0])?;
+    let library = library()?;
+    let program = Program::find(&args.command[0]).map_err(with_code)?;
+    check_reachable(&program)?;
     let settings = Settings {
         address_space: args.address_space,
         spin: Duration::from_nanos(args.spin.0),
@@ -162,14 +163,28 @@ fn simulate(args: &Args, trace: &Path) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Finds the program, unless the library would not reach it: it would run with all of its memory here.
-fn reachable(name: &OsString) -> Result<Program> {
-    let program = Program::find(name).map_err(with_code)?;
+/// Returns the variables that make a program allocate as it would under `pagetax remote`. Nothing of it is
+/// paged.
+pub fn layout_environment(program: &Program) -> Result<Vec<(&'static str, OsString)>> {
+    check_reachable(program)?;
+    let before = std::env::var_os(preload::VARIABLE);
+    let settings =
+        Settings { is_layout_only: true, ..Settings::resident(Bytes(simulate::RESIDENT_MIN)) };
+    let mut environment = settings.to_environment();
+    environment.push((preload::VARIABLE, library()?.before(before.as_deref())));
+    Ok(environment)
+}
+
+fn library() -> Result<Preload> {
+    let library = libraries::find(LIBRARY).map_err(anyhow::Error::from);
+    let library = library.and_then(|path| Ok(Preload::new(path)?));
+    library.map_err(|error| exit::with(exit::WRAPPER_FAILED, error))
+}
+
+/// Refuses a program that the library would not reach: it would run with all of its memory here.
+fn check_reachable(program: &Program) -> Result<()> {
     program.heeds_us().map_err(with_code)?;
-    match program.takes_preload() {
-        Ok(()) => Ok(program),
-        Err(refusal) => Err(exit::with(exit::NOT_EXECUTABLE, refusal)),
-    }
+    program.takes_preload().map_err(|refusal| exit::with(exit::NOT_EXECUTABLE, refusal))
 }
 
 fn with_code(error: ProgramError) -> anyhow::Error {

@@ -55,6 +55,9 @@ pub struct Head {
     pub architecture: String,
     /// The accesses that were left out.
     pub dropped: String,
+    /// The allocator that placed the program's memory, if it was not the program's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub allocator: Option<String>,
 }
 
 impl Head {

@@ -26,7 +26,8 @@ fn program(folder: &Path) -> PathBuf {
 
 fn writer(path: &Path) -> TraceWriter {
     let (command, dropped) = (vec!["oracle".into()], DROPPED.into());
-    let head = Head { command, recorded_by: "test".into(), architecture: "x86_64".into(), dropped };
+    let (recorded_by, architecture) = ("test".into(), "x86_64".into());
+    let head = Head { command, recorded_by, architecture, dropped, allocator: None };
     TraceWriter::create(path, &head).unwrap()
 }
 

@@ -62,7 +62,9 @@ unsafe extern "C" fn mmap_for(
     // mimalloc reserves addresses in the region and uses them there.
     let is_ours = is_own(caller);
     if protection == libc::PROT_NONE && !is_ours {
-        log_unpaged_reservation(bytes);
+        if !paged.is_layout_only() {
+            log_unpaged_reservation(bytes);
+        }
         return local();
     }
     let made: *mut c_void = paged.map(bytes, PAGE, protection, false).cast();

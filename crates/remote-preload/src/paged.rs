@@ -22,9 +22,11 @@ const CANNOT: libc::c_int = 125;
 
 /// The region, and the allocations in it.
 pub struct Paged {
-    /// The region itself, which is never dropped: the program may touch it until its last
-    /// instruction.
-    region: ManuallyDrop<RemoteRegion>,
+    start: *mut u8,
+    pages: usize,
+    /// The region, which is never dropped: the program may touch it until its last instruction. None if
+    /// only the layout is wanted.
+    region: Option<ManuallyDrop<RemoteRegion>>,
     space: Mutex<Space>,
     /// A lock that is held while pages are dropped.
     dropping: Mutex<()>,
@@ -36,6 +38,11 @@ pub struct Paged {
     /// True once the kernel has refused a mapping in the region.
     is_out_of_mappings: AtomicBool,
 }
+
+// SAFETY: the pointer is an address of memory that is mapped until the process ends.
+unsafe impl Send for Paged {}
+// SAFETY: as above; all else is behind locks, or atomic.
+unsafe impl Sync for Paged {}
 
 /// A guard: while it lives, no thread allocates, frees or drops paged memory.
 pub struct Quiesced<'a> {
@@ -49,17 +56,18 @@ pub struct Quiesced<'a> {
 /// process has gone.
 pub fn end() {
     let Some(paged) = PAGED.get() else { return };
+    let Some(region) = &paged.region else { return };
     agent::run(|| {
-        let counts = paged.region.counts();
+        let counts = region.counts();
         // A shell's many short children have nothing to report.
         if paged.settings.stats && (counts.evicted_count > 0 || !paged.settings.is_descendant()) {
-            let resident = Bytes(paged.region.resident_bytes());
+            let resident = Bytes(region.resident_bytes());
             log(&format!(
                 "process {}: {resident} resident at the end; {counts}",
                 std::process::id()
             ));
         }
-        paged.region.drop_at_end();
+        region.drop_at_end();
     });
 }
 
@@ -71,15 +79,20 @@ pub fn start_if_configured() {
         Ok(Some(settings)) => settings,
         Err(why) => refuse(&why),
     };
-    if let Some(why) = missing_right(&settings) {
-        stderr::write_line(&format!("this process is not paged: {why}"));
-        return;
-    }
-    let keep_stderr = settings.stats;
-    let started = agent::start(keep_stderr).and_then(|()| {
-        let started = agent::run(move || Paged::start(settings));
-        started.unwrap_or_else(|| Err("the agent thread ended".into()))
-    });
+    let started = match settings.is_layout_only {
+        true => Paged::unpaged(settings),
+        false => {
+            if let Some(why) = missing_right(&settings) {
+                stderr::write_line(&format!("this process is not paged: {why}"));
+                return;
+            }
+            let keep_stderr = settings.stats;
+            agent::start(keep_stderr).and_then(|()| {
+                let started = agent::run(move || Paged::start(settings));
+                started.unwrap_or_else(|| Err("the agent thread ended".into()))
+            })
+        }
+    };
     match started {
         Ok(paged) => {
             // The constructor runs once, so nothing was there before.
@@ -137,12 +150,34 @@ impl Paged {
         let store = settings.open_store(&logger())?;
         let region = RemoteRegion::map(store, settings.address_space.0, options);
         let region = ManuallyDrop::new(region.map_err(|error| error.to_string())?);
-        let pages = region.len() / PAGE_BYTES;
-        let space = Mutex::new(Space::new(pages));
-        let (dropping, replaced) = (Mutex::default(), Mutex::default());
-        let (has_locked, is_out_of_mappings) = (AtomicBool::new(false), AtomicBool::new(false));
-        let paged =
-            Paged { region, space, dropping, replaced, settings, has_locked, is_out_of_mappings };
+        let (start, pages) = (region.as_ptr(), region.len() / PAGE_BYTES);
+        Paged::over(start, pages, Some(region), settings)
+    }
+
+    /// Lays out memory that is not paged.
+    fn unpaged(settings: Settings) -> Result<Paged, String> {
+        let (start, bytes) = local::reserve(settings.address_space.0 as usize)
+            .ok_or_else(|| format!("cannot reserve {} of addresses", settings.address_space))?;
+        Paged::over(start, bytes / PAGE_BYTES, None, settings)
+    }
+
+    fn over(
+        start: *mut u8,
+        pages: usize,
+        region: Option<ManuallyDrop<RemoteRegion>>,
+        settings: Settings,
+    ) -> Result<Paged, String> {
+        let paged = Paged {
+            start,
+            pages,
+            region,
+            space: Mutex::new(Space::new(pages)),
+            dropping: Mutex::default(),
+            replaced: Mutex::default(),
+            settings,
+            has_locked: AtomicBool::new(false),
+            is_out_of_mappings: AtomicBool::new(false),
+        };
         match paged.protect(0, pages, libc::PROT_NONE) {
             true => Ok(paged),
             false => Err(format!("cannot protect {} of addresses", paged.settings.address_space)),
@@ -150,17 +185,22 @@ impl Paged {
     }
 
     fn start_address(&self) -> usize {
-        self.region.as_ptr() as usize
+        self.start as usize
+    }
+
+    /// Returns true if nothing is paged, because only the addresses are wanted.
+    pub fn is_layout_only(&self) -> bool {
+        self.region.is_none()
     }
 
     /// Returns true if a child of a fork could have the memory.
     pub fn can_fork(&self) -> bool {
-        self.region.can_fork()
+        self.region.as_ref().is_none_or(|region| region.can_fork())
     }
 
     /// Returns true if a page is resident. The answer lasts while the pager is quiescent.
     pub fn is_resident(&self, at: *const u8) -> bool {
-        self.region.is_resident(at)
+        self.region.as_ref().is_none_or(|region| region.is_resident(at))
     }
 
     /// Waits until no other thread changes allocations, and keeps them out.
@@ -172,39 +212,47 @@ impl Paged {
 
     /// Returns true if children of a fork have the store too.
     pub fn is_store_inherited(&self) -> bool {
-        self.region.is_store_inherited()
+        self.region.as_ref().is_none_or(|region| region.is_store_inherited())
     }
 
     /// Stops evicting, until [`Self::resume_evicting`].
     pub fn stop_evicting(&self) {
-        self.region.stop_evicting();
+        if let Some(region) = &self.region {
+            region.stop_evicting();
+        }
     }
 
     /// Undoes one [`Self::stop_evicting`].
     pub fn resume_evicting(&self) {
-        self.region.resume_evicting();
+        if let Some(region) = &self.region {
+            region.resume_evicting();
+        }
     }
 
     /// Keeps the pages that are in the store for the child of one fork. Evicting is stopped by now.
     pub fn fork_store(&'static self) -> Result<ChildStore, String> {
-        let forked = agent::run(|| self.region.fork_store().map_err(|error| error.to_string()));
+        let region = self.region.as_ref().ok_or("it has no store")?;
+        let forked = agent::run(|| region.fork_store().map_err(|error| error.to_string()));
         forked.unwrap_or_else(|| Err("the agent thread ended".into()))
     }
 
     /// Stops the pager. Returns true if the child will have the memory.
     pub fn before_fork(&self, has_child_store: bool) -> bool {
-        self.region.before_fork(has_child_store)
+        self.region.as_ref().is_none_or(|region| region.before_fork(has_child_store))
     }
 
     /// Lets the pager go on in the parent.
     pub fn after_fork(&self) {
-        self.region.after_fork();
+        if let Some(region) = &self.region {
+            region.after_fork();
+        }
     }
 
     /// Restarts the pager in a forked child, or ends the child.
     pub fn restart_in_child(&'static self, child_store: Option<ChildStore>) {
+        let Some(region) = &self.region else { return };
         let restarted = agent::start(self.settings.stats).and_then(|()| {
-            let restarted = agent::run(|| self.restart(child_store));
+            let restarted = agent::run(|| self.restart(region, child_store));
             restarted.unwrap_or_else(|| Err("the agent thread ended".into()))
         });
         if let Err(why) = restarted {
@@ -212,23 +260,27 @@ impl Paged {
         }
     }
 
-    fn restart(&self, child_store: Option<ChildStore>) -> Result<(), String> {
+    fn restart(
+        &self,
+        region: &RemoteRegion,
+        child_store: Option<ChildStore>,
+    ) -> Result<(), String> {
         let store = match child_store {
-            _ if self.region.is_store_inherited() => StoreInChild::Inherited,
+            _ if region.is_store_inherited() => StoreInChild::Inherited,
             Some(open) => StoreInChild::WithPages(open().map_err(|error| error.to_string())?),
             None => StoreInChild::Empty(self.settings.open_store(&logger())?),
         };
-        self.region.restart_in_child(store).map_err(|error| error.to_string())
+        region.restart_in_child(store).map_err(|error| error.to_string())
     }
 
     /// Returns true if an address lies in the region.
     pub fn contains(&self, at: usize) -> bool {
-        at.wrapping_sub(self.start_address()) < self.region.len()
+        at.wrapping_sub(self.start_address()) < self.pages * PAGE_BYTES
     }
 
     /// Returns true if a whole range lies in the region.
     pub fn contains_all(&self, at: usize, bytes: usize) -> bool {
-        self.contains(at) && bytes <= self.start_address() + self.region.len() - at
+        self.contains(at) && bytes <= self.start_address() + self.pages * PAGE_BYTES - at
     }
 
     fn page_of(&self, at: usize) -> usize {
@@ -236,7 +288,7 @@ impl Paged {
     }
 
     fn address_of(&self, page: usize) -> *mut u8 {
-        self.region.as_ptr().wrapping_add(page * PAGE_BYTES)
+        self.start.wrapping_add(page * PAGE_BYTES)
     }
 
     fn space(&self) -> MutexGuard<'_, Space> {
@@ -345,7 +397,9 @@ impl Paged {
         let _dropping = lock(&self.dropping);
         let made = map();
         if made != libc::MAP_FAILED {
-            self.region.stop_paging(first, pages);
+            if let Some(region) = &self.region {
+                region.stop_paging(first, pages);
+            }
             lock(&self.replaced).push(first..first + pages);
         }
         made
@@ -392,9 +446,10 @@ impl Paged {
     pub fn discard_unlocked(&self, at: usize, bytes: usize) -> bool {
         let Some(pages) = pages_of(bytes) else { return true };
         let _dropping = lock(&self.dropping);
+        let Some(region) = &self.region else { return discard_unpaged(at, bytes) };
         // SAFETY: only the program holds references to the region's bytes, and it has just asked
         // for zeros.
-        unsafe { self.region.discard_shared(self.page_of(at), pages) }
+        unsafe { region.discard_shared(self.page_of(at), pages) }
     }
 
     /// Allocates a block for malloc, and records its length.
@@ -439,6 +494,13 @@ impl Paged {
         self.space().note(self.page_of(at as usize), pages);
         true
     }
+}
+
+/// Makes memory that is not paged zeros again. Returns false if a part of it is locked.
+fn discard_unpaged(at: usize, bytes: usize) -> bool {
+    // SAFETY: a direct system call. Only the program holds references to these bytes, and it has just
+    // asked for zeros.
+    unsafe { libc::syscall(libc::SYS_madvise, at, bytes, libc::MADV_DONTNEED) == 0 }
 }
 
 /// Unlocks memory. An error only means that nothing was locked.

@@ -33,9 +33,10 @@ const TLS_NAME: &str = "PAGETAX_REMOTE_TLS_NAME";
 const INSECURE: &str = "PAGETAX_REMOTE_INSECURE";
 const COMPRESS_TLS: &str = "PAGETAX_REMOTE_COMPRESS_TLS";
 const PROGRAM: &str = "PAGETAX_REMOTE_PROGRAM";
+const LAYOUT_ONLY: &str = "PAGETAX_REMOTE_LAYOUT_ONLY";
 
 /// The names of all variables that carry settings.
-pub const VARIABLES: [&str; 19] = [
+pub const VARIABLES: [&str; 20] = [
     RESIDENT,
     ADDRESS_SPACE,
     SPIN_US,
@@ -55,6 +56,7 @@ pub const VARIABLES: [&str; 19] = [
     INSECURE,
     COMPRESS_TLS,
     PROGRAM,
+    LAYOUT_ONLY,
 ];
 
 /// The memory servers to use, and the settings of their client.
@@ -137,6 +139,9 @@ pub struct Settings {
     /// The number of the process that was to be paged. Other processes inherited these settings
     /// from it.
     pub program: Option<u32>,
+    /// True if allocations only get the addresses that they would have, and nothing is paged. Recorders
+    /// want that: they cannot run a pager.
+    pub is_layout_only: bool,
 }
 
 impl Settings {
@@ -151,6 +156,7 @@ impl Settings {
             store: StoreSettings::default(),
             stats: false,
             program: None,
+            is_layout_only: false,
         }
     }
 
@@ -163,6 +169,7 @@ impl Settings {
             (STATS, u64::from(self.stats).to_string().into()),
             (AWAKE, u64::from(self.keep_awake).to_string().into()),
             (EVICTION, self.eviction_method.name().into()),
+            (LAYOUT_ONLY, u64::from(self.is_layout_only).to_string().into()),
         ];
         variables.extend(self.program.map(|number| (PROGRAM, number.to_string().into())));
         variables.extend(self.store.to_environment());
@@ -208,6 +215,7 @@ impl Settings {
         }
         settings.keep_awake = is_set(AWAKE)?;
         settings.stats = is_set(STATS)?;
+        settings.is_layout_only = is_set(LAYOUT_ONLY)?;
         settings.program = number(PROGRAM)?.map(|number| number as u32);
         settings.store = StoreSettings::from_environment()?;
         Ok(Some(settings))

@@ -24,6 +24,7 @@ mod reclaim;
 mod recorder;
 mod redis;
 mod remote;
+mod remote_prediction;
 mod remote_programs;
 mod reproduce;
 mod sampling;

@@ -1,15 +1,16 @@
 //! Network memory, its floor (a bare userfaultfd handler and a bare TCP server) and its peers (a
-//! swap file and zram under the same limit), all in one run. Parts: `region`, `any-cpu`, and each program.
+//! swap file and zram under the same limit), all in one run. Parts: `region`, `any-cpu`, `prediction`, and
+//! each program.
 //!
 //! For latencies, servers, handler and program share one CPU, because waking another CPU costs more than the
 //! whole service. Rates have two places: a program pinned to one CPU while the rest may run anywhere, and
 //! nothing pinned. In the second, the scheduler moves the program to an idle CPU after each page. Region and
 //! peers run in both places. The table shows the place of each row.
 
-use super::remote_programs;
 use super::serve::Server;
 use super::swap::{KILLED, Swap, run_limited};
 use super::{Outcome, median, number, pagetax};
+use super::{remote_prediction, remote_programs};
 use crate::at_end::AtEnd;
 use crate::shell;
 use anyhow::{Context, Result, bail};
@@ -46,6 +47,8 @@ const MIB_BYTES: f64 = (1 << 20) as f64;
 const REGION: &str = "region";
 /// The same accesses by a program that is not tied to a CPU.
 const NOT_TIED: &str = "any-cpu";
+/// Predictions of `pagetax remote --simulate`, and real counts.
+const PREDICTION: &str = "prediction";
 const MIB: &str = "1024";
 const RESIDENT_MIB: u64 = 256;
 /// Threads of the program that waits for several pages at a time.
@@ -95,7 +98,8 @@ impl Findings {
 }
 
 pub fn run(parts: &[String]) -> Result<Outcome> {
-    let known: Vec<&str> = [REGION, NOT_TIED].into_iter().chain(remote_programs::names()).collect();
+    let parts_of_region = [REGION, NOT_TIED, PREDICTION];
+    let known: Vec<&str> = parts_of_region.into_iter().chain(remote_programs::names()).collect();
     if let Some(unknown) = parts.iter().find(|part| !known.contains(&part.as_str())) {
         bail!("no part is called `{unknown}`; there are {}", known.join(", "));
     }
@@ -120,6 +124,9 @@ pub fn run(parts: &[String]) -> Result<Outcome> {
     let programs: Vec<&str> = remote_programs::names().filter(|name| asked(name)).collect();
     if !programs.is_empty() {
         remote_programs::run(&mut findings, &pagetax, folder.path(), &programs)?;
+    }
+    if asked(PREDICTION) {
+        remote_prediction::run(&mut findings, &pagetax, folder.path())?;
     }
     let holds = findings.promises.iter().all(|(_, holds)| *holds);
     let promises: Vec<String> = findings.promises.into_iter().map(|(text, _)| text).collect();

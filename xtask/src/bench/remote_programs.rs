@@ -6,7 +6,7 @@ use super::engine::Engine;
 use super::remote::{Findings, two_servers};
 use super::swap::{KILLED, Swap, run_limited};
 use crate::shell;
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use serde_json::json;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -76,13 +76,11 @@ pub fn run(findings: &mut Findings, pagetax: &str, folder: &Path, names: &[&str]
         };
         ours.extend([way(1), way(2)]);
     }
-    for (name, needs, script) in PROGRAMS.iter().filter(|(name, ..)| names.contains(name)) {
-        if !shell::has(needs) && !Path::new(needs).exists() {
+    for name in names {
+        let Some(script) = script(name, &folder)? else {
             findings.row(&[name, "not installed"], json!({"program": name}));
             continue;
-        }
-        prepare(name, &folder)?;
-        let script = script.replace('@', &folder.display().to_string());
+        };
         let plain = once(&script.replace("TOOL", ""))?;
         if !plain.succeeded {
             bail!("{name} fails by itself");
@@ -125,6 +123,26 @@ pub fn run(findings: &mut Findings, pagetax: &str, folder: &Path, names: &[&str]
         }
     }
     Ok(())
+}
+
+/// Prepares a program, and returns its script. None if it is not installed.
+pub fn script(name: &str, folder: &Path) -> Result<Option<String>> {
+    let known = PROGRAMS.iter().find(|(known, ..)| *known == name);
+    let (_, needs, script) = known.context("no program has this name")?;
+    if !shell::has(needs) && !Path::new(needs).exists() {
+        return Ok(None);
+    }
+    prepare(name, folder)?;
+    Ok(Some(script.replace('@', &folder.display().to_string())))
+}
+
+/// Runs a script that must succeed, and returns what it prints.
+pub fn output_of(script: &str) -> Result<Vec<u8>> {
+    let run = once(script)?;
+    if !run.succeeded {
+        bail!("this failed: {script}");
+    }
+    Ok(run.output)
 }
 
 fn row(findings: &mut Findings, name: &str, way: &str, run: &ServedRun, plain: &ServedRun) {

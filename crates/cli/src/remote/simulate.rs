@@ -1,6 +1,7 @@
 //! `pagetax remote --simulate TRACE`: the page-ins of a traced program by replacement policy, and the time
 //! that they would take.
 
+use super::ALLOCATOR;
 use crate::output::progress::Progress;
 use crate::recorded::{Recorded, open_trace};
 use anyhow::{Result, bail};
@@ -69,12 +70,21 @@ impl PageObserver for PagedMemory {
 
 /// Reads a trace, and returns the page-ins with this much resident memory and others.
 pub fn simulate(trace: &Path, resident: Bytes) -> Result<Replacement> {
-    let source = Recorded::Trace(Box::new(open_trace(trace)?));
+    let opened = open_trace(trace)?;
+    let is_placed = opened.head.allocator.as_deref() == Some(ALLOCATOR);
+    let source = Recorded::Trace(Box::new(opened));
     let (seen, outcome) = source.observe("remote", PagedMemory::default())?;
     if outcome.code != 0 {
         bail!("interrupted");
     }
     let mut notes = outcome.notes;
+    if !is_placed {
+        notes.push(
+            "under `pagetax remote`, memory lies elsewhere than in this trace, so page-ins may differ by a \
+             factor of three: record it with `pagetax record --for-remote`"
+                .into(),
+        );
+    }
     let others = seen.processes.len().saturating_sub(1);
     let largest = seen.processes.into_values().max_by_key(ReferenceCollector::steps);
     let references = largest.map(ReferenceCollector::finish).unwrap_or_default();

@@ -14,6 +14,7 @@ fn head() -> Head {
         recorded_by: "test".into(),
         architecture: "x86_64".into(),
         dropped: DROPPED.into(),
+        allocator: None,
     }
 }
 
