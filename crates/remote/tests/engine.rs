@@ -2,7 +2,7 @@
 
 mod redis_server;
 
-use pagetax_remote::page::{PAGE_BYTES, PageMac};
+use pagetax_remote::page::{PAGE_BYTES, PageMac, PageRun};
 use pagetax_remote::pager::Log;
 use pagetax_remote::store::redis::{EngineOptions, EngineTls, RedisStore};
 use pagetax_remote::store::{PageReader, PageStore, PutRun, RegionId, StoreError};
@@ -215,6 +215,45 @@ fn an_empty_master_does_not_stand_for_one_that_is_slow() {
     restart(&mut nodes[1]);
     wait_until("lost copies to be made again", || logged(&lines, "copied anew"));
     assert_eq!(unread(&mut *store.reader().unwrap(), region, 60), (0, 0));
+}
+
+#[test]
+fn with_two_copies_no_access_waits_for_a_master_that_hangs() {
+    let Some(nodes) = RedisServer::start_cluster(3) else { return };
+    let (store, lines) = watchful(url_of(&nodes));
+    let region = fill(&store, 60);
+    let slow = nodes[1].child.id().to_string();
+    let signal = |which: &str| Command::new("kill").args([which, &slow]).status().unwrap();
+    let mut reader = store.reader().unwrap();
+    let mut writer = store.writer().unwrap();
+    signal("-STOP");
+    // The cluster itself notices after 15 s.
+    let begun = Instant::now();
+    assert_eq!(unread(&mut *reader, region, 60), (0, 0));
+    for hash in 0..60 {
+        // Other pages than before: the last ones of the next hash.
+        let (bytes, macs) = pages(hash + 1);
+        let (pages, macs) = (&bytes[bytes.len() / 2..], &macs[4..]);
+        writer.put(region, &[PutRun { first: hash * 64 + 4, pages, macs }]).unwrap();
+        writer.discard(region, &[PageRun { first: hash * 64, count: 1 }]).unwrap();
+    }
+    let took = begun.elapsed();
+    assert!(took < Duration::from_secs(8), "{took:?}");
+    // What was written has two copies on the others, and the rest of its hash comes after it.
+    wait_until("the written hashes to be copied", || logged(&lines, "copied anew"));
+    signal("-CONT");
+    let both = |hash: u64| {
+        let (old, new) = (pages(hash), pages(hash + 1));
+        let half = old.0.len() / 2;
+        let bytes = [&old.0[..half], &new.0[half..]].concat();
+        (bytes, [&old.1[..4], &new.1[4..]].concat())
+    };
+    for hash in 0..60 {
+        let (bytes, macs) = both(hash);
+        let mut into = vec![0; bytes.len() - PAGE_BYTES];
+        reader.get(region, hash * 64 + 1, &macs[1..], &mut into).unwrap();
+        assert!(into == bytes[PAGE_BYTES..], "hash {hash} differs");
+    }
 }
 
 /// Returns the number of keys on all servers.

@@ -11,6 +11,7 @@
 
 mod address;
 mod forked;
+mod links;
 mod placement;
 mod renewer;
 mod session;
@@ -23,8 +24,9 @@ use crate::pager::Log;
 use crate::random;
 use address::Address;
 use placement::{Salts, SlotMap};
-use redis::{Cmd, ErrorKind, FromRedisValue, RedisError, RedisResult, ServerErrorKind};
-use session::{RedisLink, RedisSession, on_key};
+use redis::{Cmd, ErrorKind, FromRedisValue, RedisError, ServerErrorKind};
+use renewer::Move;
+use session::{RedisSession, on_key};
 use std::collections::{BTreeMap, HashMap};
 use std::error::Error;
 use std::io;
@@ -43,6 +45,9 @@ const STORED_BYTES: u64 = 5300;
 /// The time to live of pages whose process is about to end, and the interval of their renewal until then.
 const LIFE_AT_END: Duration = Duration::from_secs(30);
 const RENEW_AT_END: Duration = Duration::from_secs(5);
+/// The time after which another copy is asked, and puts go to other masters. The cluster itself replaces a master
+/// that hangs after 15 s.
+const HEDGE_AFTER: Duration = Duration::from_millis(500);
 /// The most commands that are under way at a time when whole regions are dropped or renewed.
 const BATCH: usize = 256;
 
@@ -117,6 +122,10 @@ struct RedisState {
     is_ending: AtomicBool,
     /// The slots of the cluster, as they were last seen.
     slots: Mutex<Arc<SlotMap>>,
+    /// The masters that did not answer, and have not since. With copies, they are avoided.
+    suspects: Mutex<Vec<(String, u16)>>,
+    /// The hashes that puts have moved off them, and whose other pages are to follow.
+    moves: Mutex<Vec<Move>>,
 }
 
 impl std::fmt::Debug for RedisState {
@@ -234,6 +243,8 @@ impl RedisState {
             stop: Condvar::new(),
             is_ending: AtomicBool::new(false),
             slots: Mutex::new(Arc::new(SlotMap::parse(""))),
+            suspects: Mutex::default(),
+            moves: Mutex::default(),
             address,
             options,
         })
@@ -271,17 +282,46 @@ impl RedisState {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Returns the time for which a command waits for its reply, if there is another way.
+    fn hedge_after(&self) -> Duration {
+        match self.options.copies {
+            1 => self.options.answer_within,
+            _ => HEDGE_AFTER.min(self.options.answer_within),
+        }
+    }
+
+    fn suspects(&self) -> MutexGuard<'_, Vec<(String, u16)>> {
+        self.suspects.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes that a master did not answer.
+    fn suspect(&self, place: (String, u16)) {
+        let mut suspects = self.suspects();
+        if self.options.copies > 1 && !suspects.contains(&place) {
+            suspects.push(place);
+        }
+    }
+
+    /// Returns true if the master of this key did not answer the last time.
+    fn is_suspect(&self, key: &str) -> bool {
+        let suspects = self.suspects();
+        !suspects.is_empty() && self.slots().place_of(key).is_some_and(|at| suspects.contains(at))
+    }
+
     /// Asks the cluster which master has which slots.
     fn look_at_slots(&self) -> Result<(), StoreError> {
-        let known = self.slots();
-        let known_nodes =
-            known.masters.iter().map(|(host, port)| self.address.of_node(host, *port));
-        let mut answer = self.ask_node::<String>(&self.address, redis::cmd("CLUSTER").arg("NODES"));
-        for node in known_nodes {
+        let mut known = self.slots().masters.clone();
+        let suspects = self.suspects().clone();
+        known.sort_by_key(|place| suspects.contains(place));
+        let known = known.iter().map(|(host, port)| self.address.of_node(host, *port));
+        let nodes = known.chain([self.address.clone()]);
+        let mut answer = Err(self.unreachable("it has no servers"));
+        for node in nodes {
+            let node = node.within(self.hedge_after());
+            answer = self.ask_node::<String>(&node, redis::cmd("CLUSTER").arg("NODES"));
             if answer.is_ok() {
                 break;
             }
-            answer = self.ask_node(&node, redis::cmd("CLUSTER").arg("NODES"));
         }
         let now = SlotMap::parse(&answer?);
         *self.slots.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(now);
@@ -372,16 +412,6 @@ impl RedisState {
         Ok(capacity)
     }
 
-    fn open(&self) -> Result<RedisLink, StoreError> {
-        let open = || -> RedisResult<RedisLink> {
-            Ok(match self.is_cluster {
-                false => RedisLink::Single(Box::new(self.address.connect()?)),
-                true => RedisLink::Cluster(Box::new(self.address.connect_cluster()?)),
-            })
-        };
-        open().map_err(|error| self.error(error))
-    }
-
     /// Returns the key of one copy of the hash that has the pages of this tag.
     fn key(&self, region: RegionId, tag: u64, salt: u8) -> String {
         // The slot is that of the part between the braces, which a child's key has too.
@@ -393,7 +423,8 @@ impl RedisState {
         salts[..self.options.copies].iter().map(|salt| self.key(region, tag, *salt)).collect()
     }
 
-    /// Returns the keys of all copies that may have pages of a hash, those of today first.
+    /// Returns the keys of all copies that may have pages of a hash: those of today first, and those on suspects
+    /// last.
     fn keys_to_read(&self, region: RegionId, tag: u64, hash: Hash) -> Vec<String> {
         let mut keys = self.keys(region, tag, hash.salts);
         for key in hash.earlier.map(|salts| self.keys(region, tag, salts)).unwrap_or_default() {
@@ -401,25 +432,50 @@ impl RedisState {
                 keys.push(key);
             }
         }
+        if keys.len() > 1 {
+            keys.sort_by_cached_key(|key| self.is_suspect(key));
+        }
         keys
     }
 
-    /// Returns keys on different masters for a hash. Keeps those of `before`, if their slots are not
-    /// `distrusted`.
+    /// Returns keys on different masters for a hash, none of them `avoided`. Keeps those of `before`, if their
+    /// slots are not `distrusted`.
     fn place(
         &self,
         region: RegionId,
         tag: u64,
         before: Option<Salts>,
         distrusted: &[bool],
+        avoided: &[(String, u16)],
     ) -> Option<Salts> {
         match self.options.copies {
             1 => Some(before.unwrap_or_default()),
             copies => {
                 let key = |salt| self.key(region, tag, salt);
-                self.slots().place(copies, before, distrusted, key)
+                self.slots().place(copies, before, distrusted, avoided, key)
             }
         }
+    }
+
+    /// Returns the keys to put a hash to. If a copy is on a suspect and there is another master, it leaves: the
+    /// hash's other pages follow.
+    fn place_to_put(&self, region: RegionId, tag: u64, known: Option<Hash>) -> Option<Hash> {
+        let suspects = self.suspects().clone();
+        let Some(mut hash) = known else {
+            let placed = self.place(region, tag, None, &[], &suspects);
+            let placed = placed.or_else(|| self.place(region, tag, None, &[], &[]));
+            return placed.map(|salts| Hash { salts, ..Hash::default() });
+        };
+        let is_held_up =
+            || self.keys(region, tag, hash.salts).iter().any(|key| self.is_suspect(key));
+        if !suspects.is_empty() && hash.may_move() && is_held_up() {
+            let after = self.place(region, tag, Some(hash.salts), &[], &suspects);
+            if let Some(after) = after.filter(|after| *after != hash.salts) {
+                let moved = self.give_keys(region, tag, &mut hash, after);
+                self.moves.lock().unwrap_or_else(PoisonError::into_inner).push(moved);
+            }
+        }
+        Some(hash)
     }
 
     /// Returns the hash of a tag as it is now; the default for one without pages.
@@ -475,7 +531,7 @@ impl PageStore for RedisStore {
     fn drop_region(&self, id: RegionId) -> Result<(), StoreError> {
         let shared = &self.shared;
         let region = shared.regions().remove(&id).ok_or(StoreError::NoRegion(id))?;
-        let mut session = RedisSession::new(shared.clone())?;
+        let mut session = RedisSession::new(shared.clone());
         let keys: Vec<String> = region
             .used
             .iter()
@@ -496,11 +552,11 @@ impl PageStore for RedisStore {
     }
 
     fn reader(&self) -> Result<Box<dyn PageReader>, StoreError> {
-        Ok(Box::new(RedisSession::new(self.shared.clone())?))
+        Ok(Box::new(RedisSession::new(self.shared.clone())))
     }
 
     fn writer(&self) -> Result<Box<dyn PageWriter>, StoreError> {
-        Ok(Box::new(RedisSession::new(self.shared.clone())?))
+        Ok(Box::new(RedisSession::new(self.shared.clone())))
     }
 }
 

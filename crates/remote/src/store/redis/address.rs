@@ -4,11 +4,10 @@
 
 use crate::store::StoreError;
 use crate::tls::TlsError;
-use redis::cluster::{ClusterClient, ClusterConnection};
 use redis::io::tcp::TcpSettings;
 use redis::{
     Client, ClientTlsConfig, Connection, ConnectionAddr, ConnectionInfo, IntoConnectionInfo,
-    RedisResult, TlsCertificates, TlsMode,
+    RedisResult, TlsCertificates,
 };
 use std::net::{IpAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
@@ -102,6 +101,11 @@ impl Address {
         Address { nodes: vec![(host.into(), port)], ..self.clone() }
     }
 
+    /// Returns this address with another timeout.
+    pub fn within(self, timeout: Duration) -> Address {
+        Address { timeout, ..self }
+    }
+
     pub fn is_tls(&self) -> bool {
         self.certificates.is_some()
     }
@@ -153,34 +157,10 @@ impl Address {
         connection.set_write_timeout(Some(self.timeout))?;
         Ok(connection)
     }
-
-    /// Connects to the cluster. Its client follows slots that move.
-    pub fn connect_cluster(&self) -> RedisResult<ClusterConnection> {
-        let nodes: Vec<ConnectionInfo> =
-            self.nodes.iter().map(|node| self.info(node)).collect::<RedisResult<_>>()?;
-        let mut builder = ClusterClient::builder(nodes)
-            .connection_timeout(self.timeout)
-            .response_timeout(self.timeout)
-            .tcp_settings(TcpSettings::default().set_nodelay(true))
-            .retries(RETRIES)
-            .min_retry_wait(RETRY_WAIT_MS)
-            .max_retry_wait(RETRY_WAIT_MS);
-        if let Some(certificates) = &self.certificates {
-            builder = builder.tls(TlsMode::Secure).certs(certificates.clone());
-        }
-        let connection = builder.build()?.get_connection()?;
-        connection.set_read_timeout(Some(self.timeout))?;
-        connection.set_write_timeout(Some(self.timeout))?;
-        Ok(connection)
-    }
 }
 
-/// The retries of a command whose slot has moved. The pager itself waits for a cluster that does not answer.
-const RETRIES: u32 = 3;
-const RETRY_WAIT_MS: u64 = 20;
-
 /// Splits `host`, `host:port`, `[address]` or `[address]:port`.
-fn host_and_port(text: &str) -> Option<(String, u16)> {
+pub(super) fn host_and_port(text: &str) -> Option<(String, u16)> {
     if let Ok(address) = text.parse::<IpAddr>() {
         return Some((address.to_string(), PORT));
     }

@@ -3,6 +3,7 @@
 use super::session::{RedisSession, expire, on_key};
 use super::{BATCH, Hash, RedisRegion, RedisState, RedisStore};
 use crate::store::{ChildStore, RegionId, StoreError};
+use redis::Cmd;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -83,7 +84,7 @@ impl RedisState {
         used: &BTreeMap<u64, Hash>,
         child: &RedisState,
     ) -> Result<(), StoreError> {
-        let mut session = RedisSession::new(self.clone())?;
+        let mut session = RedisSession::new(self.clone());
         let copies = self.options.copies;
         let of_hash = |(tag, hash): (&u64, &Hash)| {
             let names = hash.salts.map(|salt| {
@@ -97,16 +98,14 @@ impl RedisState {
         let mut failures: HashMap<u64, usize> = HashMap::new();
         for keys in self.slots().by_master(&keys) {
             for keys in keys.chunks(BATCH) {
-                let commands = || {
-                    let copy = |from: &&String| {
-                        let to = &names[*from].0;
-                        let mut copy = on_key("COPY", from);
-                        copy.arg(to).arg("REPLACE");
-                        [copy, expire(to, child.options.life)]
-                    };
-                    keys.iter().flat_map(copy).collect()
+                let copy = |from: &&String| {
+                    let to = &names[*from].0;
+                    let mut copy = on_key("COPY", from);
+                    copy.arg(to).arg("REPLACE");
+                    [copy, expire(to, child.options.life)]
                 };
-                let Err(error) = session.run(commands) else { continue };
+                let commands: Vec<Cmd> = keys.iter().flat_map(copy).collect();
+                let Err(error) = session.run(&commands) else { continue };
                 for key in keys {
                     let failed = failures.entry(names[*key].1).or_default();
                     *failed += 1;

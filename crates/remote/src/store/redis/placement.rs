@@ -65,6 +65,11 @@ impl SlotMap {
         self.owner[slot(key)]
     }
 
+    /// Returns the host and port of the master that has the slot of this key; none if no working one has it.
+    pub fn place_of(&self, key: &str) -> Option<&(String, u16)> {
+        self.master(key).map(|at| &self.masters[usize::from(at)])
+    }
+
     /// Returns keys by master.
     pub fn by_master<'a>(&self, keys: &'a [String]) -> impl Iterator<Item = Vec<&'a String>> {
         let mut groups: BTreeMap<Option<u16>, Vec<&String>> = BTreeMap::new();
@@ -98,15 +103,18 @@ impl SlotMap {
     }
 
     /// Returns keys on so many different masters. Keeps those of `before` that are on masters of their own,
-    /// and whose slots are not `distrusted`. No other key was used before. None if there are too few masters.
+    /// and whose slots are not `distrusted`. No other key was used before. None if there are too few masters
+    /// that are not `avoided`.
     pub fn place(
         &self,
         copies: usize,
         before: Option<Salts>,
         distrusted: &[bool],
+        avoided: &[(String, u16)],
         key: impl Fn(u8) -> String,
     ) -> Option<Salts> {
-        let master = |salt: u8| self.master(&key(salt));
+        let is_avoided = |at: &u16| avoided.contains(&self.masters[usize::from(*at)]);
+        let master = |salt: u8| self.master(&key(salt)).filter(|at| !is_avoided(at));
         let is_trusted = |salt: &u8| !distrusted.get(slot(&key(*salt))).is_some_and(|lost| *lost);
         let mut taken: Vec<u16> = Vec::new();
         let mut take = |salt: u8| {
@@ -184,11 +192,11 @@ e7d1 10.0.0.1:30001@31001 myself,master - 0 0 1 connected 0-5460\n";
         };
         for tag in 0..100 {
             let key = |salt: u8| format!("{tag}:{salt}");
-            let placed = map.place(3, None, &[], key).unwrap();
+            let placed = map.place(3, None, &[], &[], key).unwrap();
             let mut of = masters(placed, 3, tag);
             of.sort_unstable();
             assert_eq!(of, [0, 1, 2]);
-            assert_eq!(map.place(3, Some(placed), &[], key), Some(placed));
+            assert_eq!(map.place(3, Some(placed), &[], &[], key), Some(placed));
             // All of one master's slots move to another: only the copy that is no longer alone moves.
             let mut moved = map.clone();
             moved
@@ -196,11 +204,16 @@ e7d1 10.0.0.1:30001@31001 myself,master - 0 0 1 connected 0-5460\n";
                 .iter_mut()
                 .filter(|owner| **owner == Some(1))
                 .for_each(|owner| *owner = Some(0));
-            let again = moved.place(2, Some(placed), &[], key).unwrap();
+            // A copy leaves a master that is avoided, and the other stays.
+            let off = [map.masters[usize::from(map.master(&key(placed[0])).unwrap())].clone()];
+            let other = map.place(2, Some(placed), &[], &off, key).unwrap();
+            assert!(other[1] == placed[1] && other[0] != placed[0], "{placed:?} {other:?}");
+            assert_eq!(map.place(3, Some(placed), &[], &off, key), None, "two masters are left");
+            let again = moved.place(2, Some(placed), &[], &[], key).unwrap();
             let [one, other] = [again[0], again[1]].map(|salt| moved.owner[slot(&key(salt))]);
             assert_ne!(one, other);
             assert_eq!(again[0], placed[0]);
-            assert_eq!(moved.place(3, Some(placed), &[], key), None, "two masters are left");
+            assert_eq!(moved.place(3, Some(placed), &[], &[], key), None, "two masters are left");
         }
     }
     #[test]
@@ -215,8 +228,8 @@ e7d1 10.0.0.1:30001@31001 myself,master - 0 0 1 connected 0-5460\n";
         assert!(!after.failed_over(&before, &mut lost), "it is marked already");
         for tag in 0..100 {
             let key = |salt: u8| format!("{tag}:{salt}");
-            let placed = before.place(2, None, &[], key).unwrap();
-            let again = after.place(2, Some(placed), &lost, key).unwrap();
+            let placed = before.place(2, None, &[], &[], key).unwrap();
+            let again = after.place(2, Some(placed), &lost, &[], key).unwrap();
             for copy in 0..2 {
                 let was_lost = lost[slot(&key(placed[copy]))];
                 assert_eq!(was_lost, again[copy] != placed[copy], "{placed:?} {again:?}");

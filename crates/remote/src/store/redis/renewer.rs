@@ -2,9 +2,9 @@
 //! were lost with a master, or that a change of the cluster has put on one master.
 
 use super::address::Address;
-use super::placement::SlotMap;
+use super::placement::{Salts, SlotMap};
 use super::session::{RedisSession, expire, on_key};
-use super::{RENEW_AT_END, RedisState, field};
+use super::{Hash, RENEW_AT_END, RedisState, field};
 use crate::store::{RegionId, StoreError};
 use redis::{Cmd, Connection, Value};
 use std::collections::HashMap;
@@ -17,7 +17,8 @@ use std::time::{Duration, Instant};
 const WITHOUT_MASTER: Duration = Duration::from_secs(20);
 
 /// A copy of a hash that has to move.
-struct Move {
+#[derive(Debug)]
+pub(super) struct Move {
     region: RegionId,
     tag: u64,
     /// The keys to read the pages from, the most trustworthy first.
@@ -61,7 +62,9 @@ impl MasterRuns {
             self.0.entry(place.clone()).or_default();
         });
         let ask = |(place, run): (&(String, u16), &mut MasterRun)| {
-            let id = run.ask(&shared.address.of_node(&place.0, place.1))?;
+            let node = shared.address.of_node(&place.0, place.1).within(shared.hedge_after());
+            let id = run.ask(&node)?;
+            shared.suspects().retain(|suspect| suspect != place);
             let before = std::mem::replace(&mut run.id, id);
             (!before.is_empty() && before != run.id).then(|| place.clone())
         };
@@ -144,7 +147,7 @@ impl RedisState {
                 region.used.iter().flat_map(|(tag, hash)| self.keys(*id, *tag, hash.salts))
             })
             .collect();
-        let mut session = RedisSession::new(self.clone())?;
+        let mut session = RedisSession::new(self.clone());
         session.run_each(&keys, |key| expire(key, self.life()))
     }
 
@@ -153,6 +156,7 @@ impl RedisState {
         if self.look_at_slots().is_err() {
             return;
         }
+        watch.moves.append(&mut self.moves.lock().unwrap_or_else(PoisonError::into_inner));
         let slots = self.slots();
         let restarted = watch.runs.restarted(self, &slots);
         if !restarted.is_empty() {
@@ -176,7 +180,8 @@ impl RedisState {
         let moved = self.move_all(&mut watch.moves);
         match &moved {
             Ok(()) if count > 0 => self.log(&format!(
-                "the masters of the cluster have changed: {count} parts of the memory were copied anew"
+                "masters of the cluster have changed or do not answer: {count} parts of the memory were copied \
+                 anew"
             )),
             Err(error) if !watch.has_said => {
                 self.log(&format!("copies wait for another master: {error}"));
@@ -195,10 +200,14 @@ impl RedisState {
         if moves.is_empty() {
             return Ok(());
         }
+        let slots = self.slots();
+        let suspects = self.suspects().clone();
+        let is_suspect = |at: &usize| suspects.contains(&slots.masters[*at]);
+        let silent = (0..slots.masters.len()).filter(is_suspect).map(|at| Some(at as u16));
         let mut mover = Mover {
-            session: RedisSession::new(self.clone())?,
-            slots: self.slots(),
-            silent: Vec::new(),
+            session: RedisSession::new(self.clone()),
+            silent: silent.collect(),
+            slots: slots.clone(),
         };
         let mut done = Ok(());
         moves.retain(|one| {
@@ -216,7 +225,7 @@ impl RedisState {
         for (id, region) in self.regions().iter_mut() {
             for (tag, hash) in &mut region.used {
                 let distrusted = if hash.losses_seen < losses { distrusted } else { &[] };
-                let after = self.place(*id, *tag, Some(hash.salts), distrusted);
+                let after = self.place(*id, *tag, Some(hash.salts), distrusted, &[]);
                 let Some(after) = after.filter(|after| *after == hash.salts || hash.may_move())
                 else {
                     is_all = false;
@@ -226,16 +235,27 @@ impl RedisState {
                 if after == hash.salts {
                     continue;
                 }
-                let mut before = self.keys(*id, *tag, hash.salts);
-                let keys = self.keys(*id, *tag, after);
-                // A copy that stays is on a master that was there all the time.
-                before.sort_by_key(|key| !keys.contains(key));
-                moves.push(Move { region: *id, tag: *tag, before, after: keys });
-                hash.earlier.get_or_insert(hash.salts);
-                (hash.salts, hash.expires) = (after, false);
+                moves.push(self.give_keys(*id, *tag, hash, after));
             }
         }
         (moves, is_all)
+    }
+
+    /// Gives a hash new keys, which puts use from now on.
+    pub(super) fn give_keys(
+        &self,
+        region: RegionId,
+        tag: u64,
+        hash: &mut Hash,
+        after: Salts,
+    ) -> Move {
+        let mut before = self.keys(region, tag, hash.salts);
+        let keys = self.keys(region, tag, after);
+        // A copy that stays is on a master that was there all the time.
+        before.sort_by_key(|key| !keys.contains(key));
+        hash.earlier.get_or_insert(hash.salts);
+        (hash.salts, hash.expires) = (after, false);
+        Move { region, tag, before, after: keys }
     }
 }
 
@@ -279,13 +299,13 @@ impl Mover {
         }
         // A key whose master is gone expires.
         for key in one.before.iter().filter(|key| !one.after.contains(key)) {
-            let _ = self.run(&[key], || vec![on_key("DEL", key)]);
+            let _ = self.run(&[key], &[on_key("DEL", key)]);
         }
         Ok(())
     }
 
     fn copy_hash(&mut self, from: &String, to: &[&String]) -> Result<(), StoreError> {
-        let reply = self.run(&[from], || vec![on_key("HGETALL", from)])?;
+        let reply = self.run(&[from], &[on_key("HGETALL", from)])?;
         let Some(Value::Array(fields)) = reply.into_iter().next() else {
             return Ok(());
         };
@@ -302,16 +322,12 @@ impl Mover {
             let pages = fields.chunks_exact(2).filter_map(set);
             pages.chain([expire(key, life)]).collect()
         };
-        self.run(to, || to.iter().flat_map(put).collect())?;
+        self.run(to, &to.iter().flat_map(put).collect::<Vec<Cmd>>())?;
         Ok(())
     }
 
     /// Runs commands on these keys, unless a master of theirs is silent.
-    fn run(
-        &mut self,
-        keys: &[&String],
-        commands: impl Fn() -> Vec<Cmd>,
-    ) -> Result<Vec<Value>, StoreError> {
+    fn run(&mut self, keys: &[&String], commands: &[Cmd]) -> Result<Vec<Value>, StoreError> {
         let masters = keys.iter().map(|key| self.slots.master(key));
         if masters.clone().any(|master| self.silent.contains(&master)) {
             let why = "a master of the cluster does not answer";

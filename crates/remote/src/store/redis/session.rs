@@ -1,12 +1,12 @@
-//! The reader or writer of one thread, on a connection of its own.
+//! The reader or writer of one thread, on connections of its own.
 
+use super::links::MasterLinks;
 use super::{BATCH, Hash, RedisState, TAG_PAGES};
 use crate::page::{PAGE_BYTES, PageMac, PageRun};
 use crate::store::{
     PageReader, PageWriter, PutRun, RegionId, StoreError, check_discard, check_get, check_put,
 };
-use redis::cluster::{ClusterConnection, cluster_pipe};
-use redis::{Cmd, Connection, ErrorKind, RedisError, RedisResult, Value};
+use redis::{Cmd, Value};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,54 +14,32 @@ use std::time::Duration;
 /// The reason why a page is lost that is there, but cannot be proved.
 const CHANGED: &str = "its bytes have changed";
 
-/// A connection to one server, or to a cluster.
-pub(super) enum RedisLink {
-    Single(Box<Connection>),
-    Cluster(Box<ClusterConnection>),
-}
-
-impl RedisLink {
-    /// Sends all commands before it waits for the first reply.
-    fn run(&mut self, commands: Vec<Cmd>) -> RedisResult<Vec<Value>> {
-        match self {
-            RedisLink::Single(connection) => {
-                let mut pipe = redis::pipe();
-                commands.into_iter().for_each(|command| {
-                    pipe.add_command(command);
-                });
-                pipe.query(connection.as_mut())
-            }
-            RedisLink::Cluster(connection) => {
-                let mut pipe = cluster_pipe();
-                commands.into_iter().for_each(|command| {
-                    pipe.add_command(command);
-                });
-                pipe.query(connection.as_mut())
-            }
-        }
-    }
-}
-
 /// The reader or writer of one thread.
 pub(super) struct RedisSession {
     pub(super) shared: Arc<RedisState>,
-    /// None after an error, so that no late reply is taken for the next one.
-    link: Option<RedisLink>,
+    links: MasterLinks,
 }
 
 impl RedisSession {
-    pub fn new(shared: Arc<RedisState>) -> Result<RedisSession, StoreError> {
-        Ok(RedisSession { link: Some(shared.open()?), shared })
+    /// Creates a session, which connects when it is used.
+    pub fn new(shared: Arc<RedisState>) -> RedisSession {
+        RedisSession { links: MasterLinks::default(), shared }
     }
 
-    /// Runs commands, and repeats them on a new connection if the old one broke. All commands of
-    /// this store are idempotent.
-    pub fn run(&mut self, commands: impl Fn() -> Vec<Cmd>) -> Result<Vec<Value>, StoreError> {
-        let is_new = self.link.is_none();
-        match self.run_once(&commands) {
-            Err(StoreError::Unreachable { .. }) if !is_new => self.run_once(&commands),
-            done => done,
-        }
+    /// Runs commands. All commands of this store are idempotent: on a new connection or another master they
+    /// are repeated.
+    pub fn run(&mut self, commands: &[Cmd]) -> Result<Vec<Value>, StoreError> {
+        self.run_within(self.shared.options.answer_within, commands)
+    }
+
+    /// Runs commands, and waits no longer for a master.
+    fn run_within(
+        &mut self,
+        patience: Duration,
+        commands: &[Cmd],
+    ) -> Result<Vec<Value>, StoreError> {
+        let (replies, done) = self.links.run(&self.shared, commands, patience);
+        done.map(|()| replies.into_iter().flatten().collect())
     }
 
     /// Runs a command on each of these keys, so many at a time that no reply has to wait for long. A master
@@ -77,40 +55,27 @@ impl RedisSession {
         let mut all = Ok(());
         for keys in self.shared.slots().by_master(keys) {
             let done = keys.chunks(BATCH).try_for_each(|keys| {
-                self.run(|| keys.iter().map(|key| command(key)).collect()).map(|_| ())
+                let commands: Vec<Cmd> = keys.iter().map(|key| command(key)).collect();
+                self.run(&commands).map(|_| ())
             });
             all = all.and(done);
         }
         all
     }
 
-    fn run_once(&mut self, commands: &impl Fn() -> Vec<Cmd>) -> Result<Vec<Value>, StoreError> {
-        let mut link = match self.link.take() {
-            Some(link) => link,
-            None => self.shared.open()?,
-        };
-        let done = link.run(commands());
-        // What the engine refuses leaves the connection as it was.
-        let is_whole = |error: &RedisError| matches!(error.kind(), ErrorKind::Server(_));
-        if done.as_ref().err().is_none_or(is_whole) {
-            self.link = Some(link);
-        }
-        done.map_err(|error| self.shared.error(error))
-    }
-
     /// Reads a run of pages of one hash from one of its copies. Bytes that were changed on the way come right
     /// on another connection.
     fn get_copy(
         &mut self,
-        key: &str,
+        (key, patience): (&str, Duration),
         first: u64,
         macs: &[PageMac],
         into: &mut [u8],
     ) -> Result<Result<(), (u64, &'static str)>, StoreError> {
-        match self.get_copy_once(key, first, macs, into)? {
+        match self.get_copy_once((key, patience), first, macs, into)? {
             Err((_, CHANGED)) => {
-                self.link = None;
-                self.get_copy_once(key, first, macs, into)
+                self.links = MasterLinks::default();
+                self.get_copy_once((key, patience), first, macs, into)
             }
             done => Ok(done),
         }
@@ -118,13 +83,13 @@ impl RedisSession {
 
     fn get_copy_once(
         &mut self,
-        key: &str,
+        (key, patience): (&str, Duration),
         first: u64,
         macs: &[PageMac],
         into: &mut [u8],
     ) -> Result<Result<(), (u64, &'static str)>, StoreError> {
         let pages = first..first + macs.len() as u64;
-        let values = self.run(|| vec![on_pages("HMGET", key, pages.clone())])?;
+        let values = self.run_within(patience, &[on_pages("HMGET", key, pages)])?;
         let values = values.into_iter().next();
         let pages = self.pages_of(values, macs.len())?;
         let wanted = macs.iter().zip(into.chunks_exact_mut(PAGE_BYTES));
@@ -176,8 +141,12 @@ impl RedisSession {
         into: &mut [u8],
     ) -> Result<(), StoreError> {
         let (mut lost, mut failed, mut damaged) = ((first, "it has no copy"), None, Vec::new());
-        for key in keys {
-            match self.get_copy(key, first, macs, into) {
+        for (nth, key) in keys.iter().enumerate() {
+            let patience = match nth + 1 == keys.len() {
+                true => self.shared.options.answer_within,
+                false => self.shared.hedge_after(),
+            };
+            match self.get_copy((key, patience), first, macs, into) {
                 Ok(Ok(())) => {
                     self.mend(&damaged, first, into);
                     return Ok(());
@@ -200,8 +169,31 @@ impl RedisSession {
         if !damaged.is_empty() {
             let life = self.shared.life();
             let write = |key: &&String| [store(key, first, pages), expire(key, life)];
-            let _ = self.run(|| damaged.iter().flat_map(write).collect());
+            let commands: Vec<Cmd> = damaged.iter().flat_map(write).collect();
+            let _ = self.run_within(self.shared.hedge_after(), &commands);
         }
+    }
+
+    /// Puts runs of pages, each of one hash.
+    fn put_parts(
+        &mut self,
+        id: RegionId,
+        parts: &[(u64, &[u8])],
+        tags: &[u64],
+        patience: Duration,
+    ) -> Result<(), StoreError> {
+        let keys = self.begin_put(id, tags)?;
+        let life = self.shared.life();
+        let mut commands = Vec::new();
+        for ((start, pages), (keys, expires)) in parts.iter().zip(&keys) {
+            for key in keys {
+                commands.push(store(key, *start, pages));
+                commands.extend((!expires).then(|| expire(key, life)));
+            }
+        }
+        let done = self.run_within(patience, &commands).map(|_| ());
+        self.end_put(id, tags, done.is_ok());
+        done
     }
 
     /// Notes that a put to these hashes is under way. Returns the keys of their copies, and those of
@@ -217,16 +209,14 @@ impl RedisSession {
         let mut keys = Vec::new();
         for (index, tag) in tags.iter().enumerate() {
             let known = region.used.get(tag).copied();
-            let placed = known.map(|hash| hash.salts).or_else(|| shared.place(id, *tag, None, &[]));
-            let Some(salts) = placed else {
+            let Some(hash) = shared.place_to_put(id, *tag, known) else {
                 tags[..index].iter().for_each(|tag| {
                     region.used.entry(*tag).and_modify(|hash| hash.puts -= 1);
                 });
                 return Err(shared.unreachable("too few masters are up for so many copies"));
             };
-            let hash = region.used.entry(*tag).or_insert(Hash { salts, ..Hash::default() });
-            hash.puts += 1;
-            keys.push((shared.keys(id, *tag, salts), hash.expires));
+            keys.push((shared.keys(id, *tag, hash.salts), hash.expires));
+            region.used.insert(*tag, Hash { puts: hash.puts + 1, ..hash });
         }
         Ok(keys)
     }
@@ -318,12 +308,14 @@ impl PageReader for RedisSession {
         let shared = self.shared.clone();
         let command = |(page, _): &(u64, PageMac)| {
             let tag = page / TAG_PAGES;
-            let salt = shared.hash(id, tag).salts[0];
-            on_pages("HMGET", &shared.key(id, tag, salt), *page..page + 1)
+            let keys = shared.keys_to_read(id, tag, shared.hash(id, tag));
+            on_pages("HMGET", &keys[0], *page..page + 1)
         };
-        let Ok(values) = self.run(|| wanted.iter().map(command).collect()) else { return };
+        let commands: Vec<Cmd> = wanted.iter().map(command).collect();
+        // Those of a master that does not answer are fetched from another copy, one by one.
+        let (values, _) = self.links.run(&shared, &commands, shared.hedge_after());
         for (nth, (value, (_, mac))) in values.into_iter().zip(wanted).enumerate() {
-            let bytes = self.pages_of(Some(value), 1).ok().and_then(|mut pages| pages.pop());
+            let bytes = self.pages_of(value, 1).ok().and_then(|mut pages| pages.pop());
             if let Some(Value::BulkString(bytes)) = bytes
                 && proves(&bytes, mac)
             {
@@ -346,21 +338,15 @@ impl PageWriter for RedisSession {
             })
             .collect();
         let tags: Vec<u64> = parts.iter().map(|(start, _)| start / TAG_PAGES).collect();
-        let keys = self.begin_put(id, &tags)?;
-        let life = self.shared.life();
-        let commands = || {
-            let mut commands = Vec::new();
-            for ((start, pages), (keys, expires)) in parts.iter().zip(&keys) {
-                for key in keys {
-                    commands.push(store(key, *start, pages));
-                    commands.extend((!expires).then(|| expire(key, life)));
-                }
+        // Each try may find another master that does not answer. The next one goes elsewhere, if it can.
+        let hedge_after = self.shared.hedge_after();
+        for _ in 1..self.shared.options.copies {
+            match self.put_parts(id, &parts, &tags, hedge_after) {
+                Err(StoreError::Unreachable { .. }) => {}
+                done => return done,
             }
-            commands
-        };
-        let done = self.run(commands).map(|_| ());
-        self.end_put(id, &tags, done.is_ok());
-        done
+        }
+        self.put_parts(id, &parts, &tags, self.shared.options.answer_within)
     }
 
     fn discard(&mut self, id: RegionId, runs: &[PageRun]) -> Result<(), StoreError> {
@@ -372,14 +358,19 @@ impl PageWriter for RedisSession {
             let used = regions.get_mut(&id).and_then(|region| region.used.get_mut(&tag));
             if let Some(hash) = used {
                 hash.expires = false;
-                parts.push((start..start + count, self.shared.keys(id, tag, hash.salts)));
+                let mut keys = self.shared.keys(id, tag, hash.salts);
+                // A suspect keeps its pages, which take room until the hash is put again or expires.
+                keys.retain(|key| !self.shared.is_suspect(key));
+                parts.push((start..start + count, keys));
             }
         }
         let delete = |(pages, keys): &(Range<u64>, Vec<String>)| -> Vec<Cmd> {
             keys.iter().map(|key| on_pages("HDEL", key, pages.clone())).collect()
         };
+        let patience = self.shared.hedge_after();
         parts.chunks(BATCH).try_for_each(|parts| {
-            match self.run(|| parts.iter().flat_map(delete).collect()) {
+            let commands: Vec<Cmd> = parts.iter().flat_map(delete).collect();
+            match self.run_within(patience, &commands) {
                 // They take room until their hash is copied anew, which a master that is down brings about.
                 Err(StoreError::Unreachable { .. }) if self.shared.options.copies > 1 => Ok(()),
                 done => done.map(|_| ()),
