@@ -53,6 +53,32 @@ struct Round<'a> {
 }
 
 impl Round<'_> {
+    /// Notes that a server refused a command.
+    fn note_refusal(&mut self, nth: usize, place: &Place, error: RedisError) {
+        self.asked.remove(&nth);
+        let kind = match error.kind() {
+            ErrorKind::Server(kind) => Some(kind),
+            _ => None,
+        };
+        match kind {
+            Some(ServerErrorKind::Ask) => {
+                let place = error.redirect_node().and_then(|(place, _)| host_and_port(place));
+                self.asked.extend(place.map(|place| (nth, Some(place))));
+            }
+            Some(
+                ServerErrorKind::Moved | ServerErrorKind::TryAgain | ServerErrorKind::ReadOnly,
+            ) => {}
+            // It will serve again, as after a restart.
+            Some(
+                ServerErrorKind::ClusterDown
+                | ServerErrorKind::MasterDown
+                | ServerErrorKind::BusyLoading,
+            ) => self.failed.extend(place.clone()),
+            _ => return self.note(NoReply::Refused(error)),
+        }
+        self.note(NoReply::Changed(error));
+    }
+
     fn note(&mut self, failure: NoReply) {
         let is_worse = |known: &NoReply| matches!(known, NoReply::Changed(_));
         if self.failure.as_ref().is_none_or(is_worse) {
@@ -109,7 +135,7 @@ impl MasterLinks {
         }
         for (place, wanted) in sent {
             let Some(link) = self.links.get_mut(&place) else { continue };
-            if let Err(error) = link.receive(round, &wanted) {
+            if let Err(error) = link.receive(round, &place, &wanted) {
                 self.failed(round, place, error);
             }
         }
@@ -155,21 +181,18 @@ impl Link {
     }
 
     /// Receives the replies to these commands.
-    fn receive(&mut self, round: &mut Round<'_>, wanted: &[usize]) -> RedisResult<()> {
+    fn receive(
+        &mut self,
+        round: &mut Round<'_>,
+        place: &Place,
+        wanted: &[usize],
+    ) -> RedisResult<()> {
         for nth in wanted {
             if round.asked.contains_key(nth) {
                 self.connection.recv_response()?;
             }
             match self.connection.recv_response()? {
-                Value::ServerError(error) => {
-                    let asked = sort(error.into());
-                    if let (_, Some(place)) = &asked {
-                        round.asked.insert(*nth, place.clone());
-                    } else {
-                        round.asked.remove(nth);
-                    }
-                    round.note(asked.0);
-                }
+                Value::ServerError(error) => round.note_refusal(*nth, place, error.into()),
                 value => round.replies[*nth] = Some(value),
             }
         }
@@ -179,21 +202,6 @@ impl Link {
 
 fn closed() -> RedisError {
     RedisError::from(std::io::Error::from(std::io::ErrorKind::NotConnected))
-}
-
-/// Says what an error of a server means, and which server to ask instead.
-fn sort(error: RedisError) -> (NoReply, Option<Place>) {
-    let ErrorKind::Server(kind) = error.kind() else { return (NoReply::Refused(error), None) };
-    match kind {
-        ServerErrorKind::Ask => {
-            let place = error.redirect_node().and_then(|(place, _)| host_and_port(place));
-            (NoReply::Changed(error), place.map(Some))
-        }
-        ServerErrorKind::Moved | ServerErrorKind::TryAgain | ServerErrorKind::ReadOnly => {
-            (NoReply::Changed(error), None)
-        }
-        _ => (NoReply::Refused(error), None),
-    }
 }
 
 /// Returns the commands without a reply, by the server to send them to.
