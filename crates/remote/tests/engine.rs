@@ -219,9 +219,9 @@ fn an_empty_master_does_not_stand_for_one_that_is_slow() {
 
 #[test]
 fn with_two_copies_no_access_waits_for_a_master_that_hangs() {
-    let Some(nodes) = RedisServer::start_cluster(3) else { return };
+    let Some(nodes) = cluster_that_goes_on() else { return };
     let (store, lines) = watchful(url_of(&nodes));
-    let region = fill(&store, 60);
+    let region = fill(&store, 120);
     let slow = nodes[1].child.id().to_string();
     let signal = |which: &str| Command::new("kill").args([which, &slow]).status().unwrap();
     let mut reader = store.reader().unwrap();
@@ -242,6 +242,16 @@ fn with_two_copies_no_access_waits_for_a_master_that_hangs() {
     // What was written has two copies on the others, and the rest of its hash comes after it.
     wait_until("the written hashes to be copied", || logged(&lines, "copied anew"));
     signal("-CONT");
+    // For a while it refuses all, because it has not heard of the others.
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(3) {
+        for hash in 60..120 {
+            let (bytes, macs) = pages(hash);
+            let put =
+                writer.put(region, &[PutRun { first: hash * 64, pages: &bytes, macs: &macs }]);
+            put.unwrap_or_else(|error| panic!("{error} after {:?}", begun.elapsed()));
+        }
+    }
     let both = |hash: u64| {
         let (old, new) = (pages(hash), pages(hash + 1));
         let half = old.0.len() / 2;

@@ -51,28 +51,43 @@ impl Engine {
             servers.push(EngineServer { folder, port, process });
             hosts.push(format!("127.0.0.1:{port}"));
         }
-        let until = Instant::now() + Duration::from_secs(30);
-        loop {
+        let engine =
+            Engine { name, url: format!("valkey://{}", hosts.join(",")), program, servers };
+        engine.wait_until(|| {
             let mut create = Command::new(format!("{program}-cli"));
             create.args(["--cluster", "create"]).args(&hosts).arg("--cluster-yes");
-            if create.stdout(Stdio::null()).stderr(Stdio::null()).status()?.success() {
-                break;
-            }
+            Ok(create.stdout(Stdio::null()).stderr(Stdio::null()).status()?.success())
+        })?;
+        // A server refuses all until it has heard of the others.
+        engine.wait_until(|| {
+            let states =
+                engine.servers.iter().map(|server| engine.say(server, &["cluster", "info"]));
+            let states: Vec<String> = states.collect::<Result<_>>()?;
+            Ok(states.iter().all(|state| state.contains("cluster_state:ok")))
+        })?;
+        Ok(Some(engine))
+    }
+
+    fn wait_until(&self, mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
+        let until = Instant::now() + Duration::from_secs(30);
+        while !is_so()? {
             if Instant::now() > until {
-                bail!("the servers of {name} do not become a cluster");
+                bail!("the servers of {} do not become a cluster", self.name);
             }
             std::thread::sleep(Duration::from_millis(200));
         }
-        let url = format!("valkey://{}", hosts.join(","));
-        Ok(Some(Engine { name, url, program, servers }))
+        Ok(())
+    }
+
+    fn say(&self, server: &EngineServer, words: &[&str]) -> Result<String> {
+        let mut cli = Command::new(format!("{}-cli", self.program));
+        shell::output(cli.args(["-p", &server.port.to_string()]).args(words))
     }
 
     /// Changes a setting of all servers.
     pub fn set(&self, setting: &str, value: &str) -> Result<()> {
         for server in &self.servers {
-            let mut set = Command::new(format!("{}-cli", self.program));
-            set.args(["-p", &server.port.to_string(), "config", "set", setting, value]);
-            shell::output(&mut set)?;
+            self.say(server, &["config", "set", setting, value])?;
         }
         Ok(())
     }

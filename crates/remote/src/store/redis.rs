@@ -302,10 +302,10 @@ impl RedisState {
         }
     }
 
-    /// Returns true if the master of this key did not answer the last time.
+    /// Returns true if this key has no working master, or one that did not answer the last time.
     fn is_suspect(&self, key: &str) -> bool {
-        let suspects = self.suspects();
-        !suspects.is_empty() && self.slots().place_of(key).is_some_and(|at| suspects.contains(at))
+        self.is_cluster
+            && self.slots().place_of(key).is_none_or(|place| self.suspects().contains(place))
     }
 
     /// Asks the cluster which master has which slots.
@@ -468,7 +468,7 @@ impl RedisState {
         };
         let is_held_up =
             || self.keys(region, tag, hash.salts).iter().any(|key| self.is_suspect(key));
-        if !suspects.is_empty() && hash.may_move() && is_held_up() {
+        if self.options.copies > 1 && hash.may_move() && is_held_up() {
             let after = self.place(region, tag, Some(hash.salts), &[], &suspects);
             if let Some(after) = after.filter(|after| *after != hash.salts) {
                 let moved = self.give_keys(region, tag, &mut hash, after);
