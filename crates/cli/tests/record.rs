@@ -31,6 +31,55 @@ fn text(bytes: &[u8]) -> String {
 
 const SCRIPT: &str = "x = {i: str(i) for i in range(30000)}; print(len(x)); exit(3)";
 
+/// Prints the distances of blocks that lie side by side, or apart.
+const BLOCKS: &str = "
+import ctypes
+sizes = [300 << 10, 1 << 20, 40 << 20, 300 << 10, 33 << 20, 2 << 20]
+blocks = [ctypes.create_string_buffer(size) for size in sizes]
+at = [ctypes.addressof(block) for block in blocks]
+print([b - a for a, b in zip(at, at[1:])])";
+
+#[test]
+fn a_trace_for_remote_has_the_addresses_that_memory_has_there() {
+    if !has_valgrind() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let remote = pagetax(&["remote", "--resident", "20M", "--", "python3", "-c", BLOCKS], at);
+    assert!(remote.status.success(), "{}", text(&remote.stderr));
+    let record = ["record", "--for-remote", "-o", "a.ptt", "--", "python3", "-c", BLOCKS];
+    let record = pagetax(&record, at);
+    assert_eq!(text(&record.stdout), text(&remote.stdout), "{}", text(&record.stderr));
+    let said = text(&record.stderr);
+    assert!(said.lines().all(|line| line.starts_with("record: ")), "{said}");
+    let simulate = |trace: &str| {
+        let out = pagetax(&["remote", "--resident", "10M", "--simulate", trace], at);
+        assert!(out.status.success(), "{}", text(&out.stderr));
+        text(&out.stderr).contains("--for-remote")
+    };
+    assert!(!simulate("a.ptt"), "it is placed as there");
+    let plain = pagetax(&["record", "-o", "plain.ptt", "--", "python3", "-c", BLOCKS], at);
+    assert_ne!(text(&plain.stdout), text(&remote.stdout));
+    assert!(simulate("plain.ptt"));
+    // Children of all kinds, which fork and execute others.
+    let script = "seq 2000 | sort -r | (read first; echo $first); python3 -c 'import os; print(os.fork() > 0 and os.wait()[1])'";
+    let record =
+        pagetax(&["record", "-f", "--for-remote", "-o", "f.ptt", "--", "sh", "-c", script], at);
+    assert!(record.status.success(), "{}", text(&record.stderr));
+    let mut lines: Vec<String> = text(&record.stdout).lines().map(String::from).collect();
+    lines.sort();
+    assert_eq!(lines, ["0", "999", "False"]);
+    // The library would not reach it.
+    std::fs::write(at.join("static.c"), "int main(void) { return 0; }").unwrap();
+    let mut compiled = Command::new("cc");
+    compiled.args(["-static", "-o", "static", "static.c"]).current_dir(at);
+    if compiled.status().is_ok_and(|status| status.success()) {
+        let refused = pagetax(&["record", "--for-remote", "-o", "s.ptt", "--", "./static"], at);
+        assert!(refused.status.code() == Some(126), "{}", text(&refused.stderr));
+    }
+}
+
 #[test]
 fn a_program_runs_again_on_other_machines() {
     if !has_valgrind() {

@@ -19,6 +19,10 @@ const CASES: [(&str, &[u64]); 4] = [
 const RUNS: usize = 3;
 /// The largest error of a prediction that is promised.
 const ERROR_MAX: f64 = 0.1;
+/// The most page-ins of the pager as a multiple of those of the better of LRU and ARC.
+const BEST_MAX: f64 = 1.1;
+/// The most page-ins of sort as a multiple of the optimum's.
+const OPTIMUM_MAX: f64 = 1.5;
 const POLICIES: [&str; 4] = ["pager", "lru", "arc", "optimum"];
 
 /// Compares predictions and runs. A program that is not installed is a row of its own.
@@ -62,6 +66,17 @@ fn row(findings: &mut Findings, what: &str, predicted: [f64; 4], real: &Vec<f64>
     );
     let error = (pager / found.max(1.0) - 1.0).abs();
     findings.promise(&format!("{what}: error of the prediction"), error, ERROR_MAX, true);
+    let best = lru.min(arc).max(1.0);
+    findings.promise(
+        &format!("{what}: real ÷ better of LRU and ARC"),
+        found / best,
+        BEST_MAX,
+        true,
+    );
+    if what.starts_with("sort") {
+        let ratio = found / optimum.max(1.0);
+        findings.promise(&format!("{what}: real ÷ optimum"), ratio, OPTIMUM_MAX, true);
+    }
 }
 
 /// Returns the page-ins that each policy would have.
