@@ -16,6 +16,11 @@ use std::time::Duration;
 const RETRIES: u32 = 3;
 const RETRY_WAIT: Duration = Duration::from_millis(20);
 
+/// A slow link takes so long…
+const STEP: Duration = Duration::from_millis(250);
+/// …for so many bytes (8 Mbit/s), and no reply comes meanwhile.
+const STEP_BYTES: usize = 256 << 10;
+
 /// The place of a server: its host and port. None for the only server of a store that is no cluster.
 type Place = Option<(String, u16)>;
 
@@ -128,21 +133,23 @@ impl MasterLinks {
         let mut sent = Vec::new();
         for (place, wanted) in by_place(shared, round) {
             let packed = packed(round, &wanted);
+            let patience = patience + STEP * (packed.len() / STEP_BYTES) as u32;
             match self.link(shared, &place, patience).and_then(|link| link.send(&packed)) {
                 Ok(()) => sent.push((place, wanted)),
-                Err(error) => self.failed(round, place, error),
+                Err(error) => self.failed(round, place, &wanted, error),
             }
         }
         for (place, wanted) in sent {
             let Some(link) = self.links.get_mut(&place) else { continue };
             if let Err(error) = link.receive(round, &place, &wanted) {
-                self.failed(round, place, error);
+                self.failed(round, place, &wanted, error);
             }
         }
     }
 
-    /// Notes that a server did not answer.
-    fn failed(&mut self, round: &mut Round<'_>, place: Place, error: RedisError) {
+    /// Notes that a server did not answer these commands.
+    fn failed(&mut self, round: &mut Round<'_>, place: Place, wanted: &[usize], error: RedisError) {
+        wanted.iter().for_each(|nth| drop(round.asked.remove(nth)));
         self.links.remove(&place);
         round.failed.extend(place);
         round.note(match error.is_timeout() {
