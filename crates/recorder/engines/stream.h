@@ -6,7 +6,7 @@
 #define PAGETAX_STREAM_H
 
 #define PT_MAGIC 0x7274736b63617274ULL
-#define PT_VERSION 6
+#define PT_VERSION 7
 #define PT_PAGE 4096
 #define PT_SETS 64 /* the most sets of a filter */
 #define PT_WAYS 8  /* the most pages of a set */
@@ -84,6 +84,7 @@ enum {
                       the thread's instructions since its last burst, or 0 if bursts are equally likely
                       everywhere. PT_FIRST is set if the thread has not counted yet: its number may have
                       belonged to another thread. */
+   PT_SYSTEM_CALL = 8, /* memory that begins at what was used by a system call. where: length, enum pt_use << 56 */
    PT_TOUCH = 6    /* what: an address whose page was used since its last record; where: enum pt_touch */
 };
 /* The filter that a touch is for, with PT_CODE for the instruction side. */
@@ -92,6 +93,9 @@ enum { PT_ALL = 0, PT_SMALL = 1, PT_LARGE = 2, PT_CODE = 4 };
 enum { PT_SKIPPED = 0, PT_WARMING = 1, PT_COUNTED = 2 };
 #define PT_FIRST (1ULL << 63)
 enum { PT_HINT_NONE = 0, PT_HINT_HEAP = 1, PT_HINT_STACK = 2, PT_HINT_GONE = 3 };
+
+/* What a system call did to memory. */
+enum pt_use { PT_READ = 1, PT_WRITTEN = 2, PT_DROPPED = 3 };
 
 #define PT_ADDRESS_BITS 48
 #define PT_ADDRESS_MASK ((1ULL << PT_ADDRESS_BITS) - 1)

@@ -7,7 +7,9 @@
 use crate::dependent_loads::DependentLoads;
 use crate::filter::PAGE_SHIFT;
 use crate::places::{AddressSpace, PlaceList, Segment};
-use crate::stream::{Consumer, Event, Filter, MappingHint, RawRecord, Record, SideFilters, Writer};
+use crate::stream::{
+    Consumer, Event, Filter, MappingHint, RawRecord, Record, SideFilters, SystemCallUse, Writer,
+};
 use object::Architecture;
 use pagetax_host::launch::program::Program;
 use std::ops::Range;
@@ -48,7 +50,13 @@ pub trait PageObserver {
 
     /// Reports that pages are unmapped.
     fn gone(&mut self, thread: Thread, pages: Range<u64>);
+
+    /// Reports that a system call used pages, unless only the program's own accesses count.
+    fn system_call(&mut self, _: Thread, _: SystemCallUse, _pages: Range<u64>) {}
 }
+
+/// The most pages that a system call reads or writes: the kernel's limit (MAX_RW_COUNT) is 2 GiB.
+pub const SYSTEM_CALL_PAGES_MAX: u64 = 1 << (31 - PAGE_SHIFT);
 
 /// Returns the filters for page observers: engines drop accesses to the page of the previous access.
 pub fn filters() -> (SideFilters, SideFilters) {
@@ -99,13 +107,28 @@ impl<P: PageObserver> RecordAdapter<P> {
     }
 
     #[inline]
-    fn change(&mut self, thread: Thread, kind: AccessKind, address: u64) {
+    fn find(&mut self, thread: Thread, address: u64) {
         let space = &mut self.processes[thread.process as usize].1;
         if space.known(address).is_none() {
             let place = space.look_up(address, &mut self.places);
             let segment = self.places.get(place).segment;
             self.pages.found(thread.process, address >> PAGE_SHIFT, segment);
         }
+    }
+
+    fn system_call(&mut self, thread: Thread, start: u64, bytes: u64, memory_use: SystemCallUse) {
+        let first = start >> PAGE_SHIFT;
+        let end = start.saturating_add(bytes).div_ceil(1 << PAGE_SHIFT);
+        if memory_use != SystemCallUse::Dropped {
+            let end = end.min(first + SYSTEM_CALL_PAGES_MAX);
+            (first..end).for_each(|page| self.find(thread, page << PAGE_SHIFT));
+        }
+        self.pages.system_call(thread, memory_use, first..end);
+    }
+
+    #[inline]
+    fn change(&mut self, thread: Thread, kind: AccessKind, address: u64) {
+        self.find(thread, address);
         self.pages.change(thread, kind, address >> PAGE_SHIFT);
     }
 
@@ -146,6 +169,9 @@ impl<P: PageObserver> Consumer for RecordAdapter<P> {
                     self.pages.ran(thread, instructions, accesses);
                 }
                 Event::Mapping { start, bytes, hint } => self.mapping(thread, start, bytes, hint),
+                Event::SystemCall { start, bytes, memory_use } => {
+                    self.system_call(thread, start, bytes, memory_use);
+                }
                 // Page observers need no order within a page, and no bursts.
                 Event::Touch { .. } | Event::Stage { .. } => {}
             }

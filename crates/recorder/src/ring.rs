@@ -17,7 +17,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 const MAGIC: u64 = 0x7274_736b_6361_7274;
-const VERSION: u32 = 6;
+const VERSION: u32 = 7;
 const PAGE: usize = 4096;
 
 /// The most concurrent writers.

@@ -75,6 +75,17 @@ pub enum MappingHint {
     Gone,
 }
 
+/// The use of memory by a system call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SystemCallUse {
+    /// The call reads the memory.
+    Read = 1,
+    /// The call has written to the memory.
+    Written = 2,
+    /// The call has dropped the memory's content.
+    Dropped = 3,
+}
+
 /// A stage of a sampled recording. Stages determine the use of accesses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SamplingStage {
@@ -134,6 +145,15 @@ pub enum Event {
         /// The new use of the memory.
         hint: MappingHint,
     },
+    /// A use of memory by a system call, which no instruction of the program shows.
+    SystemCall {
+        /// The first address of the range.
+        start: u64,
+        /// The length of the memory.
+        bytes: u64,
+        /// The use of that memory.
+        memory_use: SystemCallUse,
+    },
     /// The begin of a stage for all accesses of the process.
     Stage {
         /// The sampling stage that begins here.
@@ -174,6 +194,15 @@ impl RawRecord {
                 };
                 Event::Mapping { start: value, bytes: argument & VALUE_MASK, hint }
             }
+            8 => {
+                let memory_use = match argument >> 56 {
+                    1 => SystemCallUse::Read,
+                    2 => SystemCallUse::Written,
+                    3 => SystemCallUse::Dropped,
+                    _ => return None,
+                };
+                Event::SystemCall { start: value, bytes: argument & VALUE_MASK, memory_use }
+            }
             7 => {
                 let stage = match value {
                     0 => SamplingStage::Skipped,
@@ -210,6 +239,9 @@ impl RawRecord {
                     MappingHint::Gone => 3,
                 };
                 (5, start, (bytes & VALUE_MASK) | (hint << 56))
+            }
+            Event::SystemCall { start, bytes, memory_use } => {
+                (8, start, (bytes & VALUE_MASK) | (memory_use as u64) << 56)
             }
             Event::Stage { stage, gap, is_first } => {
                 (7, stage as u64, gap | if is_first { FIRST } else { 0 })

@@ -32,8 +32,10 @@ use serde::{Deserialize, Serialize};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The version of the format.
-pub const VERSION: u32 = 1;
+/// The version of the format. The second one also has what system calls use.
+pub const VERSION: u32 = 2;
+/// The first version that can be read.
+const FIRST_VERSION: u32 = 1;
 const MAGIC: &[u8; 8] = b"pttrace\n";
 
 /// Returns true if the file begins like a trace.
@@ -83,7 +85,7 @@ pub enum TraceError {
     NoTrace(PathBuf, &'static str),
     /// The file has another version.
     #[error(
-        "{0} is a trace of version {1}, and this pagetax reads version {VERSION}\n  hint: read it \
+        "{0} is a trace of version {1}, and this pagetax reads versions up to {VERSION}\n  hint: read it \
          with the pagetax that wrote it, or record it again"
     )]
     Version(PathBuf, u32),

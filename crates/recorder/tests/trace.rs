@@ -119,6 +119,7 @@ fn a_trace_misses_what_the_program_misses() {
                 Step::Change(AccessKind::Fetch, page) => drop(cpu.fetch(page << 12, 12)),
                 Step::Change(_, page) => drop(cpu.access(page << 12, 12, false)),
                 Step::Gone(pages) => cpu.unmapped(pages.start << 12..pages.end << 12),
+                Step::SystemCall(..) => {}
             }
         }
         let size = PageSize::K4;

@@ -325,7 +325,33 @@ static void pre_syscall(ThreadId tid, UInt number, UWord *args, UInt count)
       pt_wait(&writer, 0);
 }
 
-static void post_syscall(ThreadId tid, UInt number, UWord *args, UInt count, SysRes result) {}
+static void write_use(ThreadId tid, Addr a, SizeT length, UInt use)
+{
+   if (length)
+      pt_write(&writer, pt_what(PT_SYSTEM_CALL, tid, a), (length & PT_ADDRESS_MASK) | (ULong)use << 56);
+}
+
+static void system_call_reads(CorePart part, ThreadId tid, const HChar *what, Addr a, SizeT length)
+{
+   if (part == Vg_CoreSysCall)
+      write_use(tid, a, length, PT_READ);
+}
+
+static void system_call_wrote(CorePart part, ThreadId tid, Addr a, SizeT length)
+{
+   if (part == Vg_CoreSysCall)
+      write_use(tid, a, length, PT_WRITTEN);
+}
+
+#define ADVICE_DONTNEED 4
+#define ADVICE_FREE 8
+
+static void post_syscall(ThreadId tid, UInt number, UWord *args, UInt count, SysRes result)
+{
+   if (number == __NR_madvise && !sr_isError(result) &&
+       (args[2] == ADVICE_DONTNEED || args[2] == ADVICE_FREE))
+      write_use(tid, args[0], args[1], PT_DROPPED);
+}
 
 static void forked(ThreadId tid)
 {
@@ -400,6 +426,8 @@ static void pre_clo_init(void)
    VG_(track_new_mem_brk)(new_brk);
    VG_(track_die_mem_munmap)(unmapped);
    VG_(track_copy_mem_remap)(remapped);
+   VG_(track_pre_mem_read)(system_call_reads);
+   VG_(track_post_mem_write)(system_call_wrote);
 }
 
 VG_DETERMINE_INTERFACE_VERSION(pre_clo_init)

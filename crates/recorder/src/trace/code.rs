@@ -3,17 +3,18 @@
 //! nothing.
 //!
 //! A step is `kind:2 rank:6`. Rank 62: a page that is not in the list; its distance from the last page
-//! follows. Rank 63: unmapped pages; the first page and their number follow. Data and code have a list
-//! each.
+//! follows. Rank 63: unmapped pages, or pages that a system call used; the first page and their number
+//! follow. Data and code have a list each.
 
 use crate::pages::AccessKind;
+use crate::stream::SystemCallUse;
 use integer_encoding::VarInt;
 use std::ops::Range;
 
 /// The length of a list.
 const RECENT: usize = 32;
 const OTHER: u8 = 62;
-const GONE: u8 = 63;
+const RANGE: u8 = 63;
 
 /// A step of a thread.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,6 +23,8 @@ pub enum Step {
     Change(AccessKind, u64),
     /// The thread unmapped pages.
     Gone(Range<u64>),
+    /// A system call of the thread used pages.
+    SystemCall(SystemCallUse, Range<u64>),
 }
 
 /// The recent pages of one side, the last one first.
@@ -99,7 +102,16 @@ impl Encoder {
 
     /// Appends the end of a mapping.
     pub fn gone(&mut self, pages: Range<u64>) {
-        self.bytes.push(GONE);
+        self.range(0, pages);
+    }
+
+    /// Appends a use of pages by a system call.
+    pub fn system_call(&mut self, memory_use: SystemCallUse, pages: Range<u64>) {
+        self.range(memory_use as u8, pages);
+    }
+
+    fn range(&mut self, kind: u8, pages: Range<u64>) {
+        self.bytes.push(kind << 6 | RANGE);
         self.number(pages.start);
         self.number(pages.end.saturating_sub(pages.start));
     }
@@ -157,9 +169,15 @@ impl Iterator for Decoder<'_> {
             [AccessKind::Load, AccessKind::DependentLoad, AccessKind::Store, AccessKind::Fetch]
                 [usize::from(byte >> 6)];
         match byte & 63 {
-            GONE => {
+            RANGE => {
                 let (first, count): (u64, u64) = (self.number()?, self.number()?);
-                Some(Step::Gone(first..first.saturating_add(count)))
+                let pages = first..first.saturating_add(count);
+                Some(match byte >> 6 {
+                    0 => Step::Gone(pages),
+                    1 => Step::SystemCall(SystemCallUse::Read, pages),
+                    2 => Step::SystemCall(SystemCallUse::Written, pages),
+                    _ => Step::SystemCall(SystemCallUse::Dropped, pages),
+                })
             }
             OTHER => {
                 let distance: i64 = self.number()?;

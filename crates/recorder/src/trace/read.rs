@@ -2,7 +2,7 @@
 
 use super::code::{Decoder, Step};
 use super::index::{BlockInfo, Index, PageRun, Reader, found_max, pages_of};
-use super::{Head, MAGIC, TraceError, VERSION, frame};
+use super::{FIRST_VERSION, Head, MAGIC, TraceError, VERSION, frame};
 use crate::pages::{AccessKind, PageObserver, Thread};
 use pagetax_core::replay::ThreadTotals;
 use std::fs::File;
@@ -76,7 +76,7 @@ impl Trace {
             return Err(no_trace("it does not begin with a trace's magic number"));
         }
         let version = u32::from_le_bytes([begin[8], begin[9], begin[10], begin[11]]);
-        if version != VERSION {
+        if !(FIRST_VERSION..=VERSION).contains(&version) {
             return Err(TraceError::Version(path.into(), version));
         }
         let head = match frame::unpack(&mut file).map_err(failed)? {
@@ -233,6 +233,7 @@ impl Trace {
                 match step {
                     Step::Change(kind, page) => pages.change(thread, kind, page),
                     Step::Gone(range) => pages.gone(thread, range),
+                    Step::SystemCall(how, range) => pages.system_call(thread, how, range),
                 }
             }
             let ThreadTotals { instruction_count, access_count, .. } = block.info.totals;
