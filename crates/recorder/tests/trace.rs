@@ -11,6 +11,7 @@ use pagetax_recorder::engine::{Engine, EngineKind};
 use pagetax_recorder::pages::{AccessKind, RecordAdapter, filters};
 use pagetax_recorder::session::{RecordOptions, Streams, run};
 use pagetax_recorder::simulate::Simulation;
+use pagetax_recorder::stream::SystemCallUse;
 use pagetax_recorder::trace::code::Step;
 use pagetax_recorder::trace::import::{Format, import};
 use pagetax_recorder::trace::{DROPPED, Head, Trace, TraceWriter};
@@ -96,6 +97,33 @@ fn a_recording_is_what_lackey_lists() {
     }
     let count = |trace: &Trace| (trace.totals().access_count, trace.totals().instruction_count);
     assert_eq!(count(&own), count(&imported));
+}
+
+#[test]
+fn a_trace_has_what_system_calls_use() {
+    if !has_programs(&["cc", "valgrind"]) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let program = compile("system_calls.c", &["-O1"], folder.path());
+    let trace = recorded(EngineKind::Valgrind, &program, &folder.path().join("a.ptt"));
+    let uses: Vec<_> = steps(&trace)
+        .filter_map(|step| match step {
+            Step::SystemCall(how, pages) if pages.end - pages.start >= 16 => Some((how, pages)),
+            _ => None,
+        })
+        .collect();
+    let start = uses.first().map_or(0, |(_, pages)| pages.start);
+    let wanted = [
+        (SystemCallUse::Written, start..start + 64),
+        (SystemCallUse::Read, start..start + 32),
+        (SystemCallUse::Dropped, start..start + 16),
+    ];
+    let of_memory = uses.iter().filter(|(_, pages)| pages.start == start);
+    assert!(of_memory.eq(&wanted), "{uses:?}");
+    let touched = steps(&trace)
+        .any(|step| matches!(step, Step::Change(_, page) if (start..start + 64).contains(&page)));
+    assert!(start > 0 && !touched, "the program itself goes to none of these pages");
 }
 
 #[test]
