@@ -45,8 +45,8 @@ const STORED_BYTES: u64 = 5300;
 /// The time to live of pages whose process is about to end, and the interval of their renewal until then.
 const LIFE_AT_END: Duration = Duration::from_secs(30);
 const RENEW_AT_END: Duration = Duration::from_secs(5);
-/// The time after which another copy is asked, and puts go to other masters. The cluster itself replaces a master
-/// that hangs after 15 s.
+/// The time after which another copy is asked, and puts go to other masters. The cluster itself replaces a
+/// master that hangs after 15 s.
 const HEDGE_AFTER: Duration = Duration::from_millis(500);
 /// The most commands that are under way at a time when whole regions are dropped or renewed.
 const BATCH: usize = 256;
@@ -423,8 +423,8 @@ impl RedisState {
         salts[..self.options.copies].iter().map(|salt| self.key(region, tag, *salt)).collect()
     }
 
-    /// Returns the keys of all copies that may have pages of a hash: those of today first, and those on suspects
-    /// last.
+    /// Returns the keys of all copies that may have pages of a hash: those of today first, and those on
+    /// suspects last.
     fn keys_to_read(&self, region: RegionId, tag: u64, hash: Hash) -> Vec<String> {
         let mut keys = self.keys(region, tag, hash.salts);
         for key in hash.earlier.map(|salts| self.keys(region, tag, salts)).unwrap_or_default() {
@@ -438,8 +438,8 @@ impl RedisState {
         keys
     }
 
-    /// Returns keys on different masters for a hash, none of them `avoided`. Keeps those of `before`, if their
-    /// slots are not `distrusted`.
+    /// Returns keys on different masters for a hash, none of them `avoided`. Keeps those of `before`, if
+    /// their slots are not `distrusted`.
     fn place(
         &self,
         region: RegionId,
@@ -457,8 +457,8 @@ impl RedisState {
         }
     }
 
-    /// Returns the keys to put a hash to. If a copy is on a suspect and there is another master, it leaves: the
-    /// hash's other pages follow.
+    /// Returns a hash with the keys to put it to. If a copy is on a suspect and there is another master, it
+    /// leaves: the hash's other pages follow.
     fn place_to_put(&self, region: RegionId, tag: u64, known: Option<Hash>) -> Option<Hash> {
         let suspects = self.suspects().clone();
         let Some(mut hash) = known else {

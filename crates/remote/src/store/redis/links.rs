@@ -11,8 +11,8 @@ use redis::{Cmd, Connection, ErrorKind, RedisError, RedisResult, ServerErrorKind
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-/// The retries of commands whose slot or master has changed. The pager itself waits for a cluster that does not
-/// answer.
+/// The retries of commands whose slot or master has changed. The pager itself waits for a cluster that does
+/// not answer.
 const RETRIES: u32 = 3;
 const RETRY_WAIT: Duration = Duration::from_millis(20);
 
