@@ -31,13 +31,14 @@ fn text(bytes: &[u8]) -> String {
 
 const SCRIPT: &str = "x = {i: str(i) for i in range(30000)}; print(len(x)); exit(3)";
 
-/// Prints the distances of blocks that lie side by side, or apart.
+/// Prints the distances of large blocks, and of others. The two kinds are far apart.
 const BLOCKS: &str = "
 import ctypes
 sizes = [300 << 10, 1 << 20, 40 << 20, 300 << 10, 33 << 20, 2 << 20]
 blocks = [ctypes.create_string_buffer(size) for size in sizes]
-at = [ctypes.addressof(block) for block in blocks]
-print([b - a for a, b in zip(at, at[1:])])";
+for large in (False, True):
+    at = [ctypes.addressof(b) for b in blocks if (len(b) >= 32 << 20) == large]
+    print([b - a for a, b in zip(at, at[1:])])";
 
 #[test]
 fn a_trace_for_remote_has_the_addresses_that_memory_has_there() {

@@ -44,16 +44,15 @@ pub fn hold() -> MutexGuard<'static, Local> {
 const RESERVED_MIN: usize = 1 << 30;
 
 /// Reserves up to so many bytes of addresses, as many as there are: recorders have less than the
-/// kernel. Returns the first byte, at a multiple of [`RESERVED_MIN`], and the number of bytes.
-pub fn reserve(bytes: usize) -> Option<(*mut u8, usize)> {
+/// kernel. Returns the address of the first, a multiple of [`RESERVED_MIN`], and their number.
+pub fn reserve(bytes: usize) -> Option<(usize, usize)> {
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
     let lengths = std::iter::successors(Some(bytes), |bytes| Some(bytes / 2));
     lengths.take_while(|bytes| *bytes >= RESERVED_MIN).find_map(|bytes| {
         let len = bytes + RESERVED_MIN;
         // SAFETY: a fresh mapping at a place of the kernel's choice.
         let at = unsafe { mmap_anonymous(ptr::null_mut(), len, ProtFlags::empty(), flags) };
-        let at = (at.ok()? as usize).next_multiple_of(RESERVED_MIN);
-        Some((at as *mut u8, bytes))
+        Some(((at.ok()? as usize).next_multiple_of(RESERVED_MIN), bytes))
     })
 }
 

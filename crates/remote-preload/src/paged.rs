@@ -22,7 +22,8 @@ const CANNOT: libc::c_int = 125;
 
 /// The region, and the allocations in it.
 pub struct Paged {
-    start: *mut u8,
+    /// The address of the first byte.
+    start: usize,
     pages: usize,
     /// The region, which is never dropped: the program may touch it until its last instruction. None if
     /// only the layout is wanted.
@@ -38,11 +39,6 @@ pub struct Paged {
     /// True once the kernel has refused a mapping in the region.
     is_out_of_mappings: AtomicBool,
 }
-
-// SAFETY: the pointer is an address of memory that is mapped until the process ends.
-unsafe impl Send for Paged {}
-// SAFETY: as above; all else is behind locks, or atomic.
-unsafe impl Sync for Paged {}
 
 /// A guard: while it lives, no thread allocates, frees or drops paged memory.
 pub struct Quiesced<'a> {
@@ -150,7 +146,7 @@ impl Paged {
         let store = settings.open_store(&logger())?;
         let region = RemoteRegion::map(store, settings.address_space.0, options);
         let region = ManuallyDrop::new(region.map_err(|error| error.to_string())?);
-        let (start, pages) = (region.as_ptr(), region.len() / PAGE_BYTES);
+        let (start, pages) = (region.as_ptr() as usize, region.len() / PAGE_BYTES);
         Paged::over(start, pages, Some(region), settings)
     }
 
@@ -162,7 +158,7 @@ impl Paged {
     }
 
     fn over(
-        start: *mut u8,
+        start: usize,
         pages: usize,
         region: Option<ManuallyDrop<RemoteRegion>>,
         settings: Settings,
@@ -182,10 +178,6 @@ impl Paged {
             true => Ok(paged),
             false => Err(format!("cannot protect {} of addresses", paged.settings.address_space)),
         }
-    }
-
-    fn start_address(&self) -> usize {
-        self.start as usize
     }
 
     /// Returns true if nothing is paged, because only the addresses are wanted.
@@ -275,20 +267,20 @@ impl Paged {
 
     /// Returns true if an address lies in the region.
     pub fn contains(&self, at: usize) -> bool {
-        at.wrapping_sub(self.start_address()) < self.pages * PAGE_BYTES
+        at.wrapping_sub(self.start) < self.pages * PAGE_BYTES
     }
 
     /// Returns true if a whole range lies in the region.
     pub fn contains_all(&self, at: usize, bytes: usize) -> bool {
-        self.contains(at) && bytes <= self.start_address() + self.pages * PAGE_BYTES - at
+        self.contains(at) && bytes <= self.start + self.pages * PAGE_BYTES - at
     }
 
     fn page_of(&self, at: usize) -> usize {
-        (at - self.start_address()) / PAGE_BYTES
+        (at - self.start) / PAGE_BYTES
     }
 
     fn address_of(&self, page: usize) -> *mut u8 {
-        self.start.wrapping_add(page * PAGE_BYTES)
+        (self.start + page * PAGE_BYTES) as *mut u8
     }
 
     fn space(&self) -> MutexGuard<'_, Space> {

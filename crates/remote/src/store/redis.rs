@@ -302,9 +302,10 @@ impl RedisState {
         }
     }
 
-    /// Returns true if this key has no working master, or one that did not answer the last time.
+    /// Returns true if there are copies, and this key has no working master or one that did not answer the
+    /// last time.
     fn is_suspect(&self, key: &str) -> bool {
-        self.is_cluster
+        self.options.copies > 1
             && self.slots().place_of(key).is_none_or(|place| self.suspects().contains(place))
     }
 
@@ -468,7 +469,7 @@ impl RedisState {
         };
         let is_held_up =
             || self.keys(region, tag, hash.salts).iter().any(|key| self.is_suspect(key));
-        if self.options.copies > 1 && hash.may_move() && is_held_up() {
+        if hash.may_move() && is_held_up() {
             let after = self.place(region, tag, Some(hash.salts), &[], &suspects);
             if let Some(after) = after.filter(|after| *after != hash.salts) {
                 let moved = self.give_keys(region, tag, &mut hash, after);
