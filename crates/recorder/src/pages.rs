@@ -118,9 +118,9 @@ impl<P: PageObserver> RecordAdapter<P> {
 
     fn system_call(&mut self, thread: Thread, start: u64, bytes: u64, memory_use: SystemCallUse) {
         let first = start >> PAGE_SHIFT;
-        let end = start.saturating_add(bytes).div_ceil(1 << PAGE_SHIFT);
+        let mut end = start.saturating_add(bytes).div_ceil(1 << PAGE_SHIFT);
         if memory_use != SystemCallUse::Dropped {
-            let end = end.min(first + SYSTEM_CALL_PAGES_MAX);
+            end = end.min(first + SYSTEM_CALL_PAGES_MAX);
             (first..end).for_each(|page| self.find(thread, page << PAGE_SHIFT));
         }
         self.pages.system_call(thread, memory_use, first..end);

@@ -98,8 +98,8 @@ impl Findings {
 }
 
 pub fn run(parts: &[String]) -> Result<Outcome> {
-    let parts_of_region = [REGION, NOT_TIED, PREDICTION];
-    let known: Vec<&str> = parts_of_region.into_iter().chain(remote_programs::names()).collect();
+    let others = [REGION, NOT_TIED, PREDICTION];
+    let known: Vec<&str> = others.into_iter().chain(remote_programs::names()).collect();
     if let Some(unknown) = parts.iter().find(|part| !known.contains(&part.as_str())) {
         bail!("no part is called `{unknown}`; there are {}", known.join(", "));
     }

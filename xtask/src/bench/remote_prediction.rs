@@ -1,9 +1,10 @@
 //! The page-ins that `pagetax remote --simulate` predicts from a trace, beside those of real runs.
 
 use super::remote::Findings;
-use super::{median, number, remote_programs};
+use super::{number, remote_programs};
 use crate::shell;
 use anyhow::{Context, Result, bail};
+use pagetax_core::stats::quantiles;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
@@ -36,29 +37,26 @@ pub fn run(findings: &mut Findings, pagetax: &str, folder: &Path) -> Result<()> 
         };
         let trace = folder.join("trace.ptt");
         let record = format!("{pagetax} record -q --for-remote -o {} --", trace.display());
-        remote_programs::output_of(&script.replace("TOOL", &record))?;
+        remote_programs::must_succeed(&script.replace("TOOL", &record))?;
         for mib in sizes {
             let predicted = predicted(&pagetax, &trace, *mib)?;
             let real = (0..RUNS).map(|_| page_ins(&pagetax, &script, &folder, *mib));
-            row(findings, &format!("{name}, {mib}M"), predicted, &real.collect::<Result<_>>()?);
+            let real: Vec<f64> = real.collect::<Result<_>>()?;
+            row(findings, &format!("{name}, {mib}M"), predicted, &real);
         }
         fs::remove_file(trace)?;
     }
     Ok(())
 }
 
-fn row(findings: &mut Findings, what: &str, predicted: [f64; 4], real: &Vec<f64>) {
+fn row(findings: &mut Findings, what: &str, predicted: [f64; 4], real: &[f64]) {
     let [pager, lru, arc, optimum] = predicted;
-    let found = median(real.iter().copied());
-    let spread = real
-        .iter()
-        .copied()
-        .fold([f64::MAX, 0.0], |[low, high], one| [low.min(one), high.max(one)]);
+    let [low, found, high] = quantiles(real, [0.0, 0.5, 1.0]);
     findings.row(
         &[
             what,
             &format!("{pager} predicted"),
-            &format!("{found} real ({} to {})", spread[0], spread[1]),
+            &format!("{found} real ({low} to {high})"),
             &format!("LRU {lru}, ARC {arc}"),
             &format!("optimum {optimum}"),
         ],
@@ -104,7 +102,7 @@ fn page_ins(pagetax: &str, script: &str, folder: &Path, mib: u64) -> Result<f64>
     fs::write(&counts, "")?;
     let shown = counts.display();
     let tool = format!("{pagetax} remote --resident {mib}M --stats 2>> {shown} --");
-    remote_programs::output_of(&script.replace("TOOL", &tool))?;
+    remote_programs::must_succeed(&script.replace("TOOL", &tool))?;
     let text = fs::read_to_string(&counts)?;
     let of_process = text.split("demand_page_in_count ").skip(1);
     let counts = of_process.filter_map(|rest| rest.split(',').next()?.parse::<f64>().ok());

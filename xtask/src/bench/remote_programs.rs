@@ -50,7 +50,7 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 }
 
 /// One run.
-struct ServedRun {
+pub struct ServedRun {
     seconds: f64,
     output: Vec<u8>,
     succeeded: bool,
@@ -81,10 +81,7 @@ pub fn run(findings: &mut Findings, pagetax: &str, folder: &Path, names: &[&str]
             findings.row(&[name, "not installed"], json!({"program": name}));
             continue;
         };
-        let plain = once(&script.replace("TOOL", ""))?;
-        if !plain.succeeded {
-            bail!("{name} fails by itself");
-        }
+        let plain = must_succeed(&script.replace("TOOL", ""))?;
         row(findings, name, "all the memory it likes", &plain, &plain);
         let mut took = Vec::new();
         for (way, tool) in &ours {
@@ -136,13 +133,13 @@ pub fn script(name: &str, folder: &Path) -> Result<Option<String>> {
     Ok(Some(script.replace('@', &folder.display().to_string())))
 }
 
-/// Runs a script that must succeed, and returns what it prints.
-pub fn output_of(script: &str) -> Result<Vec<u8>> {
+/// Runs a script that must succeed.
+pub fn must_succeed(script: &str) -> Result<ServedRun> {
     let run = once(script)?;
     if !run.succeeded {
         bail!("this failed: {script}");
     }
-    Ok(run.output)
+    Ok(run)
 }
 
 fn row(findings: &mut Findings, name: &str, way: &str, run: &ServedRun, plain: &ServedRun) {

@@ -337,9 +337,7 @@ impl RedisState {
     /// pager waits for.
     fn error(&self, error: RedisError) -> StoreError {
         let may_pass = match error.kind() {
-            ErrorKind::Io
-            | ErrorKind::ClusterConnectionNotFound
-            | ErrorKind::AuthenticationFailed => true,
+            ErrorKind::Io | ErrorKind::AuthenticationFailed => true,
             ErrorKind::Server(kind) => matches!(
                 kind,
                 ServerErrorKind::BusyLoading
@@ -352,15 +350,10 @@ impl RedisState {
             ),
             _ => false,
         };
-        // The error of a pipeline has no code of its own, and lists that of each command.
-        let of_server = error.clone().into_server_errors();
-        let first = of_server.as_ref().and_then(|errors| errors.first()).map(|(_, first)| first);
-        let why = first
-            .map_or_else(|| error.to_string(), |first| RedisError::from(first.clone()).to_string());
-        match first.map(|first| first.code()) {
+        match error.code() {
             Some("OOM") => StoreError::Full { pages_asked: 1, pages_free: 0 },
-            _ if may_pass => self.unreachable(why),
-            _ => StoreError::Refused { server: self.address.label(), why },
+            _ if may_pass => self.unreachable(error.to_string()),
+            _ => StoreError::Refused { server: self.address.label(), why: error.to_string() },
         }
     }
 
@@ -467,9 +460,10 @@ impl RedisState {
             let placed = placed.or_else(|| self.place(region, tag, None, &[], &[]));
             return placed.map(|salts| Hash { salts, ..Hash::default() });
         };
+        let has_copies = self.options.copies > 1;
         let is_held_up =
             || self.keys(region, tag, hash.salts).iter().any(|key| self.is_suspect(key));
-        if hash.may_move() && is_held_up() {
+        if has_copies && hash.may_move() && is_held_up() {
             let after = self.place(region, tag, Some(hash.salts), &[], &suspects);
             if let Some(after) = after.filter(|after| *after != hash.salts) {
                 let moved = self.give_keys(region, tag, &mut hash, after);
