@@ -339,6 +339,12 @@ fn a_child_goes_on_whatever_other_threads_asked() {
                     }
                 });
             }
+            // Threads that start and end hold locks of Rust's standard library.
+            scope.spawn(|| {
+                while !done.load(Relaxed) {
+                    std::thread::spawn(|| ()).join().unwrap();
+                }
+            });
             let failed = (0..100).map(|_| fork_and_restart(&region)).find(|status| *status != 0);
             done.store(true, Relaxed);
             assert_eq!(failed, None);

@@ -14,7 +14,6 @@ use crate::threads;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
 
 /// A page store on memory servers.
 #[derive(Debug)]
@@ -22,7 +21,7 @@ pub struct Cluster {
     shared: Arc<ClusterState>,
     monitor: Arc<Mutex<ServerMonitor>>,
     next_region: AtomicU64,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<threads::RunningThread>,
 }
 
 impl Cluster {
@@ -194,7 +193,7 @@ impl Drop for Cluster {
         self.shared.stopped.store(true, Ordering::Relaxed);
         self.shared.notify();
         if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+            thread.join();
         }
         let regions: Vec<RegionId> = self.shared.regions().keys().copied().collect();
         let mut monitor = self.monitor();

@@ -45,14 +45,13 @@ pub use sys::uffd::{Access, UffdError, remedy};
 
 use crate::page::{PAGE_BYTES, draw_key};
 use crate::store::{ChildStore, PageStore, StoreError};
-use crate::threads;
+use crate::threads::{self, RunningThread};
 use evictor::Evictor;
 use handler::FaultHandler;
 use shared::SharedPager;
 use std::io::ErrorKind;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
-use std::thread::JoinHandle;
 use std::time::Duration;
 use sys::idle_poll::IdlePoll;
 use sys::sigbus::{self, ServedRegion};
@@ -102,13 +101,13 @@ pub enum StoreInChild {
 struct PagerThreads {
     store: Arc<dyn PageStore>,
     handler: Option<RunningHandler>,
-    evictor: Option<JoinHandle<()>>,
+    evictor: Option<RunningThread>,
 }
 
 /// The handler's thread, or its registration for in-place serving.
 #[derive(Debug)]
 enum RunningHandler {
-    Thread(JoinHandle<()>),
+    Thread(RunningThread),
     InPlace(ServedRegion),
 }
 
@@ -403,13 +402,12 @@ impl Drop for RemoteRegion {
         self.shared.work.notify();
         // The evictor ends first: it may be copying a page that the handler must bring.
         if let Some(evictor) = running.evictor.take() {
-            let _ = evictor.join();
+            evictor.join();
         }
         match running.handler.take() {
             Some(RunningHandler::Thread(handler)) => {
                 self.shared.arena.touch(self.shared.table.pages());
-                // A handler that panicked serves no faults, and none are left.
-                let _ = handler.join();
+                handler.join();
             }
             Some(RunningHandler::InPlace(served)) => drop(served),
             None => {}

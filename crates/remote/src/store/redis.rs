@@ -32,7 +32,6 @@ use std::error::Error;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// The most copies of a page.
@@ -100,7 +99,7 @@ impl EngineOptions {
 #[derive(Debug)]
 pub struct RedisStore {
     shared: Arc<RedisState>,
-    renewer: Option<JoinHandle<()>>,
+    renewer: Option<crate::threads::RunningThread>,
 }
 
 struct RedisState {
@@ -561,7 +560,7 @@ impl Drop for RedisStore {
         *self.shared.stopped.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.shared.stop.notify_all();
         if let Some(renewer) = self.renewer.take() {
-            let _ = renewer.join();
+            renewer.join();
         }
         let regions: Vec<RegionId> = self.shared.regions().keys().copied().collect();
         for region in regions {

@@ -6,10 +6,11 @@ use super::placement::{Salts, SlotMap};
 use super::session::{RedisSession, expire, on_key};
 use super::{Hash, RENEW_AT_END, RedisState, field};
 use crate::store::{RegionId, StoreError};
+use crate::threads;
 use redis::{Cmd, Connection, Value};
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 /// The time for which a slot may have no master before its copies are made again elsewhere. A failover is
@@ -61,35 +62,38 @@ impl MasterRuns {
         slots.masters.iter().for_each(|place| {
             self.0.entry(place.clone()).or_default();
         });
-        let ask = |(place, run): (&(String, u16), &mut MasterRun)| {
-            let node = shared.address.of_node(&place.0, place.1).within(shared.hedge_after());
-            let id = run.ask(&node)?;
+        let known = self.0.iter_mut().filter(|(place, _)| slots.masters.contains(place));
+        let asked: Vec<_> = known
+            .filter_map(|(place, run)| {
+                let node = shared.address.of_node(&place.0, place.1).within(shared.hedge_after());
+                let (link, (answer, answered)) = (run.link.take(), mpsc::channel());
+                let ask = move || drop(answer.send(ask_run_id(link, &node)));
+                threads::spawn("pagetax-ask", ask).ok().map(|_| (place, run, answered))
+            })
+            .collect();
+        let restarted = asked.into_iter().filter_map(|(place, run, answered)| {
+            let (link, id) = answered.recv().ok().flatten()?;
+            run.link = Some(link);
             shared.suspects().retain(|suspect| suspect != place);
             let before = std::mem::replace(&mut run.id, id);
             (!before.is_empty() && before != run.id).then(|| place.clone())
-        };
-        std::thread::scope(|scope| {
-            let known = self.0.iter_mut().filter(|(place, _)| slots.masters.contains(place));
-            let asked: Vec<_> = known.map(|one| scope.spawn(move || ask(one))).collect();
-            // A thread that panicked has said so.
-            asked.into_iter().filter_map(|one| one.join().ok().flatten()).collect()
-        })
+        });
+        restarted.collect()
     }
 }
 
-impl MasterRun {
-    /// Asks a master for the id of its run.
-    fn ask(&mut self, node: &Address) -> Option<String> {
-        // A connection ends with the run.
-        let is_new = self.link.is_none();
-        let mut link = self.link.take().or_else(|| node.connect().ok())?;
-        let info = match redis::cmd("INFO").arg("server").query::<String>(&mut link) {
-            Ok(info) => info,
-            Err(error) if is_new || error.is_timeout() => return None,
-            Err(_) => return self.ask(node),
-        };
-        self.link = Some(link);
-        field(&info, "run_id").map(str::to_string)
+/// Asks a master for the id of its run. Returns the connection, too.
+fn ask_run_id(link: Option<Connection>, node: &Address) -> Option<(Connection, String)> {
+    // A connection ends with the run.
+    let is_new = link.is_none();
+    let mut link = link.or_else(|| node.connect().ok())?;
+    match redis::cmd("INFO").arg("server").query::<String>(&mut link) {
+        Ok(info) => {
+            let id = field(&info, "run_id").map(str::to_string)?;
+            Some((link, id))
+        }
+        Err(error) if is_new || error.is_timeout() => None,
+        Err(_) => ask_run_id(None, node),
     }
 }
 
