@@ -56,6 +56,7 @@ fn by_cluster(
         page = until;
     }
     add(&shared.stats.page_in_count, pages.len());
+    shared.count_made_resident(pages.len());
 }
 
 /// Maps a fetched page, but wakes no thread.
@@ -70,6 +71,7 @@ pub fn install_one(shared: &SharedPager, page: usize, bytes: &[u8]) {
         shared.give_room(1);
     }
     add(&shared.stats.page_in_count, 1);
+    shared.count_made_resident(1);
 }
 
 fn install_in(shared: &SharedPager, held: &HeldCluster<'_>, first: usize, bytes: &[u8]) {

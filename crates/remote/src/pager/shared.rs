@@ -136,6 +136,8 @@ pub struct SharedPager {
     staged: AtomicUsize,
     /// The pages of the copy buffer in use; the limit has room for them.
     pub(super) copy_pages: AtomicUsize,
+    /// The number of pages made resident since the start.
+    made_resident_count: AtomicU64,
     /// The number of pages dropped from memory since the start; it wraps.
     dropped_count: AtomicU32,
     may_overflow: AtomicBool,
@@ -213,6 +215,7 @@ impl SharedPager {
             used: AtomicUsize::new(0),
             staged: AtomicUsize::new(0),
             copy_pages: AtomicUsize::new(0),
+            made_resident_count: AtomicU64::new(0),
             dropped_count: AtomicU32::new(0),
             may_overflow: AtomicBool::new(false),
             is_short: AtomicBool::new(false),
@@ -381,12 +384,18 @@ impl SharedPager {
         self.uses[block as usize].store(0, Relaxed);
     }
 
-    /// Counts a soft refault of a block. Returns true if, at this rate, all its pages refault before the
-    /// staged pages are replaced.
+    /// Counts pages that a fault made resident.
+    pub fn count_made_resident(&self, pages: usize) {
+        add(&self.made_resident_count, pages);
+    }
+
+    /// Counts a soft refault of a block. Returns true if, at this rate, at least half of its pages refault
+    /// before the staged pages are replaced.
     pub fn is_refaulted_whole(&self, block: u32) -> bool {
-        let (uses, evicted) = (&self.uses[block as usize], self.stats.evicted_count.load(Relaxed));
-        let before = BlockUse(uses.load(Relaxed));
-        let (now, is_whole) = before.refault(evicted, self.thresholds.staged);
+        let uses = &self.uses[block as usize];
+        let (before, clock) =
+            (BlockUse(uses.load(Relaxed)), self.made_resident_count.load(Relaxed));
+        let (now, is_whole) = before.refault(clock, self.thresholds.staged);
         uses.store(now.0, Relaxed);
         is_whole
     }

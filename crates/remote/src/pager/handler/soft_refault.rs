@@ -3,7 +3,7 @@
 use super::*;
 
 impl FaultHandler {
-    /// Serves a page that is still in a staging block. If the whole block refaults, its pages are moved
+    /// Serves a page that is still in a staging block. If much of the block refaults, its pages are moved
     /// back. A single page is copied, because a move interrupts all CPUs that run the program. Pages that
     /// are being put are copied too: their bytes must stay.
     pub(super) fn serve_soft_refault(&self, held: HeldCluster<'_>, page: usize) -> bool {
@@ -97,6 +97,7 @@ impl FaultHandler {
     }
 
     pub(super) fn mark_resident(&self, held: &HeldCluster<'_>, pages: PageMask) {
+        self.shared.count_made_resident(pages.count_ones() as usize);
         for page in bits(pages).map(|bit| held.pages().start + bit) {
             held.set(page, held.get(page).at(PageLocation::Resident));
         }

@@ -92,6 +92,7 @@ impl FaultHandler {
             }
             (first..first + count)
                 .for_each(|page| held.set(page, held.get(page).at(PageLocation::Resident)));
+            self.shared.count_made_resident(count);
             Ok(count)
         };
         let count = match goes_down {

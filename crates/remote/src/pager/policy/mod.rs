@@ -5,7 +5,7 @@
 //! |---|---|---|
 //! | when to evict, and how much | [`super::shared::Thresholds`] | little room is free, an eighth staged |
 //! | the next cluster to evict | [`VictimQueue`] | FIFO; a cluster with a soft refault goes round once more |
-//! | the pages that a soft refault restores | [`BlockUse`] | the page, or its block if all of it refaults |
+//! | the pages that a soft refault restores | [`BlockUse`] | the page, or its block if half of it refaults |
 //! | the pages that come with a fault | [`ReadaheadPolicy`] | a stream, else a stride, else neighbours |
 //! | neighbours or none | [`FaultAround`] | the refault distance of recently evicted pages |
 

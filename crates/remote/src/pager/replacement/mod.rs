@@ -189,6 +189,23 @@ mod tests {
 
     // The room that the pager keeps free is memory that the program lacks.
     #[test]
+    fn a_hot_set_stays_beside_new_pages() {
+        // Like the tables of a database between its rows: 5,000 pages are used at random, 12,000
+        // were filled once, and new ones are filled all the time.
+        let mut rng = Rng::new(1979);
+        let hot = |rng: &mut Rng| (100_000 + rng.below(5_000), rng.below(4) == 0);
+        let filled = (0..12_000).map(|page| (page, true)).collect::<Vec<_>>();
+        let used = (0..400_000).map(|turn| match turn % 200 {
+            0 => (50_000 + turn / 200, true),
+            _ => hot(&mut rng),
+        });
+        let references = collect(filled.into_iter().chain(used));
+        let [pager, lru, ..] = page_ins(&references, 6_400);
+        // 376 while the clock of a block's refaults was the number of evictions, which come in batches.
+        assert!(lru == 0 && pager < 300, "{pager} {lru}");
+    }
+
+    #[test]
     fn a_working_set_that_nearly_fills_the_memory_stays() {
         let mut rng = Rng::new(1990);
         let accesses: Vec<(u64, bool)> = (0..100_000).map(|_| (rng.below(4_400), false)).collect();

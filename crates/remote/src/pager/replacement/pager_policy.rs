@@ -61,7 +61,7 @@ pub(super) struct PagerPolicy<'a> {
     staged: usize,
     stored: usize,
     dropped: u64,
-    evicted: u64,
+    made_resident: u64,
     readahead: ReadaheadPolicy,
     counts: PolicyCounts,
 }
@@ -95,7 +95,7 @@ impl<'a> PagerPolicy<'a> {
             staged: 0,
             stored: 0,
             dropped: 0,
-            evicted: 0,
+            made_resident: 0,
             readahead: ReadaheadPolicy::default(),
             counts: PolicyCounts::default(),
         }
@@ -134,6 +134,7 @@ impl<'a> PagerPolicy<'a> {
 
     fn make_resident(&mut self, page: u32) {
         self.locations[page as usize] = SimulatedLocation::Resident;
+        self.made_resident += 1;
         let cluster = self.cluster_of[page as usize] as usize;
         if self.clusters.mark_queued(cluster) {
             self.queue.push(cluster);
@@ -181,7 +182,7 @@ impl<'a> PagerPolicy<'a> {
                 frames: count,
                 uses: BlockUse::default(),
             });
-            (self.staged, self.evicted) = (self.staged + count, self.evicted + count as u64);
+            self.staged += count;
         }
         count
     }
@@ -225,11 +226,11 @@ impl<'a> PagerPolicy<'a> {
 
     /// Serves a page that is still in a block. Returns true if it needed no room.
     fn refault(&mut self, page: u32, block: u32) -> bool {
-        let (evicted, staged) = (self.evicted, self.thresholds.staged);
+        let (clock, staged) = (self.made_resident, self.thresholds.staged);
         let Some(of) = self.blocks.get_mut((block - self.first_block) as usize) else {
             return false;
         };
-        let (uses, is_whole) = of.uses.refault(evicted, staged);
+        let (uses, is_whole) = of.uses.refault(clock, staged);
         of.uses = uses;
         let cluster = of.cluster as usize;
         let (first, pages) = (self.clusters[cluster].first, self.clusters[cluster].pages);
