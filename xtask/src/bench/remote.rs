@@ -51,6 +51,9 @@ const NOT_TIED: &str = "any-cpu";
 const PREDICTION: &str = "prediction";
 const MIB: &str = "1024";
 const RESIDENT_MIB: u64 = 256;
+/// The memory of the floor of rewrites, and what is resident of it, less the room that `touch` adds.
+const FLOOR_MIB: &str = "256";
+const FLOOR_RESIDENT_MIB: &str = "60";
 /// Threads of the program that waits for several pages at a time.
 const THREADS: usize = 8;
 const SWAP_MIB: u64 = 2048;
@@ -115,11 +118,12 @@ pub fn run(parts: &[String]) -> Result<Outcome> {
     let _folder = AtEnd::run(&format!("{remove}; exit 1"))?;
     if asked(REGION) {
         let floor = latencies(&mut findings, &pagetax, folder.path())?;
+        rewrites_on_one_cpu(&mut findings, &pagetax, folder.path())?;
         throughput(&mut findings, &pagetax, folder.path(), floor)?;
     }
     if asked(NOT_TIED) {
         rates(&mut findings, &pagetax, folder.path(), ANY_CPU, 1, &mut || Ok(()))?;
-        awake_beside_tied(&mut findings, &pagetax)?;
+        untied_beside_tied(&mut findings, &pagetax)?;
     }
     let programs: Vec<&str> = remote_programs::names().filter(|name| asked(name)).collect();
     if !programs.is_empty() {
@@ -216,6 +220,38 @@ fn latencies(findings: &mut Findings, pagetax: &str, folder: &Path) -> Result<[f
         findings.promise(&format!("rewrite p50 ÷ floor{how}"), rewrite / floor[0], 1.15, true);
     }
     Ok(floor)
+}
+
+/// Measures rewrites by one thread, served in each way, alternating with a bare pager that also evicts. All of
+/// it is on one CPU, the servers too.
+fn rewrites_on_one_cpu(findings: &mut Findings, pagetax: &str, folder: &Path) -> Result<()> {
+    let floor = compiled(FLOOR_THREADS_C, &folder.join("floor-threads"))?;
+    let server = Server::start(pagetax, MEMORY, ANYWHERE)?;
+    server.pin("0")?;
+    let (mut floors, mut ours) = (Vec::new(), [const { Vec::new() }; SERVINGS.len()]);
+    for _ in 0..ROUNDS {
+        let text = shell::output(Command::new("taskset").args(["-c", "0"]).arg(&floor).arg("1"))?;
+        floors.push(text.trim().parse::<f64>()?);
+        for (ours, (serving, _)) in ours.iter_mut().zip(SERVINGS) {
+            let mut touch = Command::new("taskset");
+            touch.args(["-c", "0", TOUCH, "threads", "1", FLOOR_MIB, FLOOR_RESIDENT_MIB]);
+            let run = measure(touch.args([&server.address, "1"]).env(SERVING, serving))?;
+            ours.push(number(&run, "/rewrite/faults_per_s")?);
+        }
+    }
+    let names = SERVINGS.map(|(_, how)| format!("rewrite, 1 copy{how}"));
+    let names = ["floor of rewrites"].into_iter().chain(names.iter().map(String::as_str));
+    for (name, rates) in names.zip([&floors].into_iter().chain(&ours)) {
+        let cell = format!("rewrite {}", thousand(median(rates.iter().copied())));
+        let json = json!({"what": name, "where": "one CPU", "faults_per_s": rates});
+        findings.row(&[name, "one CPU", "", "", &cell], json);
+    }
+    for (ours, (_, how)) in ours.iter().zip(SERVINGS) {
+        let ratios = ours.iter().zip(&floors).map(|(ours, floor)| floor / ours);
+        let what = format!("rewrite ÷ floor of rewrites{how}");
+        findings.promise(&what, median(ratios), 1.15, true);
+    }
+    Ok(())
 }
 
 /// Measures the memory overhead of pages in a server and in its client.
@@ -426,26 +462,37 @@ fn throughput(
     Ok(())
 }
 
-/// Measures a region by a program that is tied to a CPU and by one that is not while idle CPUs are kept
-/// awake, in turns.
-fn awake_beside_tied(findings: &mut Findings, pagetax: &str) -> Result<()> {
-    let [mut tied, mut awake] = [const { Vec::new() }; 2];
+/// Measures a region by a program that is tied to a CPU and by one that is not, in turns: served by the
+/// pager's thread while idle CPUs are kept awake, and in place.
+fn untied_beside_tied(findings: &mut Findings, pagetax: &str) -> Result<()> {
+    let [thread, in_place] = SERVINGS;
+    let ways = [
+        (thread, PINNED, ""),
+        (thread, ANY_CPU, ", --awake"),
+        (in_place, PINNED, ""),
+        (in_place, ANY_CPU, ""),
+    ];
+    let mut runs = ways.map(|_| Vec::new());
     for _ in 0..RATE_ROUNDS {
-        for (runs, place, is_awake) in [(&mut tied, PINNED, false), (&mut awake, ANY_CPU, true)] {
+        for (runs, ((serving, _), place, awake)) in runs.iter_mut().zip(ways) {
             let server = Server::start(pagetax, MEMORY, ANYWHERE)?;
-            let mut touch = paged(&server, place, SERVINGS[0].0);
-            if is_awake {
+            let mut touch = paged(&server, place, serving);
+            if !awake.is_empty() {
                 touch.env("PAGETAX_REMOTE_AWAKE", "1");
             }
             runs.push(measure(&mut touch)?);
         }
     }
-    let [tied, awake] = [medians(&tied)?, medians(&awake)?];
-    row_of(findings, "pagetax, 1 copy", PINNED.0, &tied)?;
-    row_of(findings, "pagetax, 1 copy, --awake", ANY_CPU.0, &awake)?;
-    let rate = |result: &Value| number(result, "/rewrite/faults_per_s");
-    let what = "rewrite, any CPU with --awake ÷ tied";
-    findings.promise(what, rate(&awake)? / rate(&tied)?, 0.9, false);
+    let mut rates = Vec::new();
+    for (runs, ((_, how), place, awake)) in runs.iter().zip(ways) {
+        let result = medians(runs)?;
+        row_of(findings, &format!("pagetax, 1 copy{how}{awake}"), place.0, &result)?;
+        rates.push(number(&result, "/rewrite/faults_per_s")?);
+    }
+    for (what, tied) in [("with --awake", 0), ("in place", 2)] {
+        let what = format!("rewrite, any CPU ÷ tied, {what}");
+        findings.promise(&what, rates[tied + 1] / rates[tied], 0.9, false);
+    }
     Ok(())
 }
 

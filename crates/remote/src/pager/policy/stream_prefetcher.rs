@@ -59,6 +59,8 @@ impl Readahead {
 
 #[derive(Debug, Clone, Copy, Default)]
 struct FaultStream {
+    /// The page of its last fault.
+    last: usize,
     /// The page of the next expected fault.
     next: usize,
     is_downward: bool,
@@ -93,23 +95,27 @@ impl StreamPrefetcher {
     }
 
     /// Returns the next window of the stream that the page goes on, and the pages that it skipped: programs
-    /// whose blocks lie across pages come back to them.
+    /// whose blocks lie across pages come back to them. A fault inside the last window goes on too: a page
+    /// that the store does not have, such as one of zeros, has cut that window short.
     fn follow(&mut self, page: usize) -> Option<Readahead> {
         let faults = self.faults;
         let goes_on = |stream: &&mut FaultStream| {
             stream.window > 0
                 && if stream.is_downward {
-                    page <= stream.next && stream.next - page <= SLACK
+                    page < stream.last && stream.next.saturating_sub(page) <= SLACK
                 } else {
-                    page >= stream.next && page - stream.next <= SLACK
+                    page > stream.last && page.saturating_sub(stream.next) <= SLACK
                 }
         };
         let stream = self.streams.iter_mut().find(goes_on)?;
-        stream.window = (stream.window * 2).min(RUN_PAGES_MAX - 1);
-        stream.used_at = faults;
+        let was_cut = if stream.is_downward { page > stream.next } else { page < stream.next };
+        if !was_cut {
+            stream.window = (stream.window * 2).min(RUN_PAGES_MAX - 1);
+        }
+        (stream.last, stream.used_at) = (page, faults);
         if stream.is_downward {
             let pages = stream.window.min(page - last_run_boundary(page + 1));
-            let skipped = stream.next - page;
+            let skipped = stream.next.saturating_sub(page);
             stream.next = page.saturating_sub(pages + 1);
             Some(if skipped > 0 {
                 Readahead::Around(pages, skipped)
@@ -118,7 +124,7 @@ impl StreamPrefetcher {
             })
         } else {
             let pages = stream.window.min(next_run_boundary(page) - page - 1);
-            let skipped = page - stream.next;
+            let skipped = page.saturating_sub(stream.next);
             stream.next = page + pages + 1;
             Some(if skipped > 0 { Readahead::Around(skipped, pages) } else { Readahead::Up(pages) })
         }
@@ -131,7 +137,8 @@ impl StreamPrefetcher {
         let Some(stream) = oldest else { return };
         let is_downward = before == page + 1;
         let next = if is_downward { page.saturating_sub(1) } else { page + 1 };
-        *stream = FaultStream { next, is_downward, window: WINDOW_FIRST / 2, used_at: faults };
+        let window = WINDOW_FIRST / 2;
+        *stream = FaultStream { last: page, next, is_downward, window, used_at: faults };
     }
 
     /// Returns the stride of more than half of the recent faults (Boyer, Moore).
@@ -213,6 +220,19 @@ mod tests {
         assert_eq!(before[2], Readahead::Down(4));
         let ahead = prefetcher.fault(492);
         assert_eq!((ahead, ahead.zeros_ahead()), (Readahead::Around(8, 1), (true, 8)));
+    }
+
+    #[test]
+    fn a_window_that_is_cut_short_does_not_end_its_stream() {
+        let mut prefetcher = StreamPrefetcher::default();
+        prefetcher.fault(1024);
+        let ahead = [1025, 1028, 1029, 1034].map(|page| prefetcher.fault(page));
+        assert_eq!(ahead, [4, 4, 4, 8].map(Readahead::Up));
+        assert_eq!(prefetcher.fault(1034), Readahead::Nothing, "the same page again");
+        let mut prefetcher = StreamPrefetcher::default();
+        [1000, 999].map(|page| prefetcher.fault(page));
+        let ahead = [998, 995, 990].map(|page| prefetcher.fault(page));
+        assert_eq!(ahead, [4, 4, 8].map(Readahead::Down));
     }
 
     #[test]
