@@ -230,7 +230,9 @@ mod tests {
         assert_eq!(ahead, [4, 4, 4, 8].map(Readahead::Up));
         assert_eq!(prefetcher.fault(1034), Readahead::Nothing, "the same page again");
         let mut prefetcher = StreamPrefetcher::default();
-        [1000, 999].map(|page| prefetcher.fault(page));
+        for page in [1000, 999] {
+            assert_eq!(prefetcher.fault(page), Readahead::Nothing);
+        }
         let ahead = [998, 995, 990].map(|page| prefetcher.fault(page));
         assert_eq!(ahead, [4, 4, 8].map(Readahead::Down));
     }
