@@ -222,8 +222,8 @@ fn latencies(findings: &mut Findings, pagetax: &str, folder: &Path) -> Result<[f
     Ok(floor)
 }
 
-/// Measures rewrites by one thread, served in each way, alternating with a bare pager that also evicts. All of
-/// it is on one CPU, the servers too.
+/// Measures rewrites by one thread, served in each way, alternating with a bare pager that also evicts. All
+/// of it is on one CPU, the servers too.
 fn rewrites_on_one_cpu(findings: &mut Findings, pagetax: &str, folder: &Path) -> Result<()> {
     let floor = compiled(FLOOR_THREADS_C, &folder.join("floor-threads"))?;
     let server = Server::start(pagetax, MEMORY, ANYWHERE)?;
