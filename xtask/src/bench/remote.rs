@@ -118,8 +118,9 @@ pub fn run(parts: &[String]) -> Result<Outcome> {
     let _folder = AtEnd::run(&format!("{remove}; exit 1"))?;
     if asked(REGION) {
         let floor = latencies(&mut findings, &pagetax, folder.path())?;
-        rewrites_on_one_cpu(&mut findings, &pagetax, folder.path())?;
-        throughput(&mut findings, &pagetax, folder.path(), floor)?;
+        let rewriting = compiled(FLOOR_THREADS_C, &folder.path().join("floor-threads"))?;
+        rewrites_on_one_cpu(&mut findings, &pagetax, &rewriting)?;
+        throughput(&mut findings, &pagetax, folder.path(), floor, &rewriting)?;
     }
     if asked(NOT_TIED) {
         rates(&mut findings, &pagetax, folder.path(), ANY_CPU, 1, &mut || Ok(()))?;
@@ -224,13 +225,12 @@ fn latencies(findings: &mut Findings, pagetax: &str, folder: &Path) -> Result<[f
 
 /// Measures rewrites by one thread, served in each way, alternating with a bare pager that also evicts. All
 /// of it is on one CPU, the servers too.
-fn rewrites_on_one_cpu(findings: &mut Findings, pagetax: &str, folder: &Path) -> Result<()> {
-    let floor = compiled(FLOOR_THREADS_C, &folder.join("floor-threads"))?;
+fn rewrites_on_one_cpu(findings: &mut Findings, pagetax: &str, floor: &Path) -> Result<()> {
     let server = Server::start(pagetax, MEMORY, ANYWHERE)?;
     server.pin("0")?;
     let (mut floors, mut ours) = (Vec::new(), [const { Vec::new() }; SERVINGS.len()]);
     for _ in 0..ROUNDS {
-        let text = shell::output(Command::new("taskset").args(["-c", "0"]).arg(&floor).arg("1"))?;
+        let text = shell::output(Command::new("taskset").args(["-c", "0"]).arg(floor).arg("1"))?;
         floors.push(text.trim().parse::<f64>()?);
         for (ours, (serving, _)) in ours.iter_mut().zip(SERVINGS) {
             let mut touch = Command::new("taskset");
@@ -422,6 +422,7 @@ fn throughput(
     pagetax: &str,
     folder: &Path,
     floor: [f64; 2],
+    rewriting: &Path,
 ) -> Result<()> {
     overheads(findings, pagetax)?;
     let floor_stream = compiled(FLOOR_STREAM_C, &folder.join("floor-stream"))?;
@@ -439,9 +440,8 @@ fn throughput(
         json!({"what": "floor, runs of 64", "where": PINNED.0, "pages_per_s": streams}),
     );
     let [least, tail] = floor;
-    let floor = compiled(FLOOR_THREADS_C, &folder.join("floor-threads"))?;
     for place in [PINNED, ANY_CPU] {
-        let [rate, least] = rewrite_by_threads(findings, pagetax, &floor, place)?;
+        let [rate, least] = rewrite_by_threads(findings, pagetax, rewriting, place)?;
         let (threads, least) = (format!("{THREADS} threads, {}", place.0), thousand(least));
         let what = format!("rewrite faults/s of {threads} (the floor: {least})");
         findings.promise(&what, rate, 80_000.0, false);

@@ -90,9 +90,7 @@ impl FaultHandler {
                 true => self.shared.uffd.copy(to, self.zeros.bytes(0, count))?,
                 false => drop(self.shared.uffd.zero(to)?),
             }
-            (first..first + count)
-                .for_each(|page| held.set(page, held.get(page).at(PageLocation::Resident)));
-            self.shared.count_made_resident(count);
+            self.mark_resident(held, run_of(first - held.pages().start, count));
             Ok(count)
         };
         let count = match goes_down {
