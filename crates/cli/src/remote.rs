@@ -11,7 +11,7 @@ use pagetax_host::launch::preload::{self, Preload};
 use pagetax_host::launch::program::{Program, ProgramError};
 use pagetax_host::launch::{Launcher, libraries};
 use pagetax_remote::documents::Replacement;
-use pagetax_remote::pager::{EvictionMethod, PagerOptions};
+use pagetax_remote::pager::{EvictionMethod, KeepAwake, PagerOptions};
 use pagetax_remote::preloaded::{self, Settings};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -56,9 +56,11 @@ pub struct Args {
     spin: Nanos,
 
     /// Keep idle CPUs awake while pages are wanted, which costs power. If they halt at once, as in many
-    /// virtual machines, waking them takes longer than the rest of a page-in
-    #[arg(long)]
-    awake: bool,
+    /// virtual machines, waking them takes longer than the rest of a page-in. "auto" keeps them awake there,
+    /// where /dev/cpu_dma_latency can be written; "always" fails if it cannot
+    #[arg(long, value_name = "WHEN", num_args = 0..=1, require_equals = true, default_value = "auto")]
+    #[arg(default_missing_value = "always", value_parser = parse_awake)]
+    awake: KeepAwake,
 
     /// Promise that no device writes into the program's memory (direct I/O, io_uring's registered buffers):
     /// scattered pages then leave in a cheaper way, that would lose such writes
@@ -100,6 +102,10 @@ fn parse_resident(text: &str) -> Result<Bytes> {
         small if small.0 < simulate::RESIDENT_MIN => Err(anyhow!("at least 1M must be resident")),
         bytes => Ok(bytes),
     }
+}
+
+fn parse_awake(text: &str) -> Result<KeepAwake> {
+    KeepAwake::named(text).ok_or_else(|| anyhow!("write auto, always or never"))
 }
 
 /// Runs `pagetax remote -- COMMAND`.

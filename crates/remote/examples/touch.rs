@@ -13,13 +13,13 @@
 //!
 //! No device writes to this memory, so its pages are evicted by the cheapest method.
 //! `PAGETAX_REMOTE_EVICTION=moved` or `copied` chooses that method for all pages. With
-//! `PAGETAX_REMOTE_SERVING=in-place` threads serve their own faults, with `PAGETAX_REMOTE_AWAKE` idle CPUs
-//! stay awake, and with `PAGETAX_REMOTE_INSECURE` servers may be beyond loopback.
+//! `PAGETAX_REMOTE_SERVING=in-place` threads serve their own faults, `PAGETAX_REMOTE_AWAKE` (auto, always, never)
+//! tells when idle CPUs stay awake, and with `PAGETAX_REMOTE_INSECURE` servers may be beyond loopback.
 
 use pagetax_core::access::Rng;
 use pagetax_remote::client::cluster::{self, Cluster};
 use pagetax_remote::page::PAGE_BYTES;
-use pagetax_remote::pager::{EvictionMethod, PagerOptions, RemoteRegion, Serving};
+use pagetax_remote::pager::{EvictionMethod, KeepAwake, PagerOptions, RemoteRegion, Serving};
 use pagetax_remote::store::PageStore;
 use serde_json::{Value, json};
 use std::error::Error;
@@ -111,10 +111,16 @@ fn map(
     let options = PagerOptions {
         eviction_method,
         serving: serving(),
-        keep_awake: std::env::var_os("PAGETAX_REMOTE_AWAKE").is_some(),
+        keep_awake: keep_awake(),
         ..PagerOptions::resident(resident_bytes)
     };
     Ok(RemoteRegion::map(store, mib.parse::<u64>()? << 20, options)?)
+}
+
+/// Returns from the environment when idle CPUs are kept awake.
+fn keep_awake() -> KeepAwake {
+    let named = std::env::var("PAGETAX_REMOTE_AWAKE").ok();
+    named.and_then(|name| KeepAwake::named(&name)).unwrap_or_default()
 }
 
 /// Returns the serving mode from the environment.

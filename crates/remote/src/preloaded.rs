@@ -2,7 +2,7 @@
 //! environment, so that they survive exec.
 
 use crate::client::cluster::{self, Cluster};
-use crate::pager::{EvictionMethod, Log};
+use crate::pager::{EvictionMethod, KeepAwake, Log};
 use crate::store::embedded::EmbeddedStore;
 use crate::store::redis::{EngineOptions, EngineTls, RedisStore};
 use crate::store::{PageStore, StoreError};
@@ -130,8 +130,8 @@ pub struct Settings {
     pub spin: Duration,
     /// The method by which pages are evicted.
     pub eviction_method: EvictionMethod,
-    /// True to keep idle CPUs awake while there are many faults.
-    pub keep_awake: bool,
+    /// The time for which idle CPUs are kept awake.
+    pub keep_awake: KeepAwake,
     /// The store to evict to.
     pub store: StoreSettings,
     /// True to print at the end what was paged.
@@ -152,7 +152,7 @@ impl Settings {
             address_space: Bytes(1 << 40),
             spin: Duration::ZERO,
             eviction_method: EvictionMethod::Moved,
-            keep_awake: false,
+            keep_awake: KeepAwake::Auto,
             store: StoreSettings::default(),
             stats: false,
             program: None,
@@ -167,7 +167,7 @@ impl Settings {
             (ADDRESS_SPACE, self.address_space.0.to_string().into()),
             (SPIN_US, self.spin.as_micros().to_string().into()),
             (STATS, u64::from(self.stats).to_string().into()),
-            (AWAKE, u64::from(self.keep_awake).to_string().into()),
+            (AWAKE, self.keep_awake.name().into()),
             (EVICTION, self.eviction_method.name().into()),
             (LAYOUT_ONLY, u64::from(self.is_layout_only).to_string().into()),
         ];
@@ -213,7 +213,10 @@ impl Settings {
             let no_way = || format!("{EVICTION}={name}: write moved, cheapest or copied");
             settings.eviction_method = EvictionMethod::named(&name).ok_or_else(no_way)?;
         }
-        settings.keep_awake = is_set(AWAKE)?;
+        if let Some(name) = text(AWAKE)? {
+            let no_time = || format!("{AWAKE}={name}: write auto, always or never");
+            settings.keep_awake = KeepAwake::named(&name).ok_or_else(no_time)?;
+        }
         settings.stats = is_set(STATS)?;
         settings.is_layout_only = is_set(LAYOUT_ONLY)?;
         settings.program = number(PROGRAM)?.map(|number| number as u32);

@@ -64,6 +64,8 @@ pub const SERVINGS: [(&str, &str); 2] = [("thread", ""), ("in-place", ", in plac
 /// A name and the CPU that the program is tied to, if it is; everything else may run anywhere.
 type Place = (&'static str, Option<&'static str>);
 const ANY_CPU: Place = ("any CPU", None);
+/// The way whose idle CPUs halt, in names.
+const NEVER_AWAKE: &str = ", --awake=never";
 /// As taskset has it.
 const ALL_CPUS: &str = "0-1023";
 const PINNED: Place = ("program on CPU 0", Some("0"));
@@ -463,12 +465,13 @@ fn throughput(
 }
 
 /// Measures a region by a program that is tied to a CPU and by one that is not, in turns: served by the
-/// pager's thread while idle CPUs are kept awake, and in place.
+/// pager's thread, while idle CPUs are kept awake and while they are not, and in place.
 fn untied_beside_tied(findings: &mut Findings, pagetax: &str) -> Result<()> {
     let [thread, in_place] = SERVINGS;
     let ways = [
         (thread, PINNED, ""),
-        (thread, ANY_CPU, ", --awake"),
+        (thread, ANY_CPU, ""),
+        (thread, ANY_CPU, NEVER_AWAKE),
         (in_place, PINNED, ""),
         (in_place, ANY_CPU, ""),
     ];
@@ -477,8 +480,8 @@ fn untied_beside_tied(findings: &mut Findings, pagetax: &str) -> Result<()> {
         for (runs, ((serving, _), place, awake)) in runs.iter_mut().zip(ways) {
             let server = Server::start(pagetax, MEMORY, ANYWHERE)?;
             let mut touch = paged(&server, place, serving);
-            if !awake.is_empty() {
-                touch.env("PAGETAX_REMOTE_AWAKE", "1");
+            if awake == NEVER_AWAKE {
+                touch.env("PAGETAX_REMOTE_AWAKE", "never");
             }
             runs.push(measure(&mut touch)?);
         }
@@ -489,7 +492,7 @@ fn untied_beside_tied(findings: &mut Findings, pagetax: &str) -> Result<()> {
         row_of(findings, &format!("pagetax, 1 copy{how}{awake}"), place.0, &result)?;
         rates.push(number(&result, "/rewrite/faults_per_s")?);
     }
-    for (what, tied) in [("with --awake", 0), ("in place", 2)] {
+    for (what, tied) in [("thread", 0), ("in place", 3)] {
         let what = format!("rewrite, any CPU ÷ tied, {what}");
         findings.promise(&what, rates[tied + 1] / rates[tied], 0.9, false);
     }

@@ -65,7 +65,10 @@ pub fn run(findings: &mut Findings, pagetax: &str, folder: &Path, names: &[&str]
     let both = format!("{},{}", servers[0].address, servers[1].address);
     let mut ours = vec![
         ("pagetax, 2 servers, 2 copies".into(), format!("{remote} --servers {both} --copies 2 --")),
-        ("the same, --awake".into(), format!("{remote} --servers {both} --copies 2 --awake --")),
+        (
+            "the same, --awake=never".into(),
+            format!("{remote} --servers {both} --copies 2 --awake=never --"),
+        ),
         ("pagetax, compressed inside".into(), format!("{remote} --")),
     ];
     let engine = Engine::start(&folder)?;

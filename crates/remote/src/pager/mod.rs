@@ -38,7 +38,7 @@ mod table;
 mod tests;
 
 pub use job_memory::JobMemory;
-pub use options::{EvictionMethod, Features, Log, PagerOptions};
+pub use options::{EvictionMethod, Features, KeepAwake, Log, PagerOptions};
 pub use pagetax_core::network_memory::{PagerCounts, Serving};
 pub use shared::PagerError;
 pub use sys::uffd::{Access, UffdError, remedy};
@@ -370,9 +370,7 @@ impl PagerThreads {
             reader.set_poll_time(ANSWER_SPIN);
         }
         let handler = FaultHandler::new(shared.clone(), reader).map_err(failed)?;
-        let idle_poll = shared.options.keep_awake.then(IdlePoll::open).transpose();
-        let what = "keeping CPUs awake takes /dev/cpu_dma_latency (as root: `chgrp GROUP` and `chmod 0660` it)";
-        let idle_poll = idle_poll.map_err(|source| PagerError::System { what, source })?;
+        let idle_poll = idle_poll(&shared.options)?;
         let evictor =
             Evictor::new(shared.clone(), self.store.writer()?, idle_poll).map_err(failed)?;
         let spawn =
@@ -392,6 +390,20 @@ impl PagerThreads {
         });
         self.evictor = Some(spawn(THREADS[1], Box::new(|| evictor.run()))?);
         Ok(())
+    }
+}
+
+/// Opens what keeps idle CPUs awake, if it is wanted.
+fn idle_poll(options: &PagerOptions) -> Result<Option<IdlePoll>, PagerError> {
+    match options.keep_awake {
+        KeepAwake::Never => Ok(None),
+        KeepAwake::Auto if options.serving == Serving::InPlace => Ok(None),
+        KeepAwake::Auto => Ok(IdlePoll::open_where_useful()),
+        KeepAwake::Always => {
+            let what = "keeping CPUs awake takes /dev/cpu_dma_latency (as root: `chgrp GROUP` and `chmod 0660` it)";
+            let opened = IdlePoll::open().map(Some);
+            opened.map_err(|source| PagerError::System { what, source })
+        }
     }
 }
 

@@ -44,6 +44,39 @@ impl EvictionMethod {
     }
 }
 
+/// The time for which the pager keeps idle CPUs of the machine awake. That takes /dev/cpu_dma_latency, and costs
+/// power.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum KeepAwake {
+    /// While there are 250 faults a second for each CPU, where idle CPUs halt at once, the device can be written,
+    /// and the pager's thread serves the faults. In place there is no thread to wake.
+    #[default]
+    Auto,
+    /// While there are 500 faults a second. Without the device no region is mapped.
+    Always,
+    /// Not at all.
+    Never,
+}
+
+impl KeepAwake {
+    /// All variants.
+    pub const ALL: [KeepAwake; 3] = [KeepAwake::Auto, KeepAwake::Always, KeepAwake::Never];
+
+    /// Returns the name that settings and commands use.
+    pub fn name(self) -> &'static str {
+        match self {
+            KeepAwake::Auto => "auto",
+            KeepAwake::Always => "always",
+            KeepAwake::Never => "never",
+        }
+    }
+
+    /// Returns the variant of that name.
+    pub fn named(name: &str) -> Option<KeepAwake> {
+        KeepAwake::ALL.into_iter().find(|awake| awake.name() == name)
+    }
+}
+
 /// The optional features of userfaultfd that the pager may use.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Features {
@@ -83,8 +116,8 @@ pub struct PagerOptions {
     pub spin: Duration,
     /// True to move handlers to the CPU of the threads that they serve.
     pub follow_cpu: bool,
-    /// True to keep idle CPUs awake while there are many faults. This needs /dev/cpu_dma_latency.
-    pub keep_awake: bool,
+    /// The time for which idle CPUs are kept awake.
+    pub keep_awake: KeepAwake,
     /// True to prefetch streams and strides, and to fetch around faults.
     pub prefetch: bool,
     /// The time after which a page counts as lost if no server answers.
@@ -111,7 +144,7 @@ impl PagerOptions {
             overcommit: false,
             spin: Duration::ZERO,
             follow_cpu: true,
-            keep_awake: false,
+            keep_awake: KeepAwake::Auto,
             prefetch: true,
             unreachable_limit: Duration::from_secs(30),
             user_mode_only: false,

@@ -16,7 +16,8 @@ use pagetax_core::units::Bytes;
 use pagetax_remote::client::cluster::{self, Cluster};
 use pagetax_remote::page::{PAGE_BYTES, PageMac, PageRun};
 use pagetax_remote::pager::{
-    self, EvictionMethod, Features, PagerError, PagerOptions, RemoteRegion, Serving, StoreInChild,
+    self, EvictionMethod, Features, KeepAwake, PagerError, PagerOptions, RemoteRegion, Serving,
+    StoreInChild,
 };
 use pagetax_remote::server::listen::{self, Server};
 use pagetax_remote::server::pool::Limits;
@@ -462,7 +463,7 @@ fn cpus_are_kept_awake_as_long_as_a_region_lives() {
         let targets = files.filter_map(|file| std::fs::read_link(file.ok()?.path()).ok());
         targets.into_iter().any(|target| target.as_os_str() == DEVICE)
     };
-    let options = || PagerOptions { keep_awake: true, ..resident(MIB) };
+    let options = || PagerOptions { keep_awake: KeepAwake::Always, ..resident(MIB) };
     if std::fs::OpenOptions::new().write(true).open(DEVICE).is_err() {
         let refused = RemoteRegion::map(embedded(), 2 * MIB, options()).unwrap_err();
         assert!(refused.to_string().contains(DEVICE), "{refused}");
@@ -473,6 +474,9 @@ fn cpus_are_kept_awake_as_long_as_a_region_lives() {
     assert!(is_open());
     drop(region);
     assert!(!is_open());
+    let never = PagerOptions { keep_awake: KeepAwake::Never, ..resident(MIB) };
+    let region = map(embedded(), 2 * MIB, never);
+    assert!(region.is_some() && !is_open());
 }
 
 #[test]
