@@ -57,6 +57,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
             let mut command = args.source.command()?;
             if args.for_remote {
                 command.environment = remote::layout_environment(&command.program)?;
+                // The pager drops them.
+                command.zeros = true;
             }
             let allocator = args.for_remote.then(|| remote::ALLOCATOR.to_string());
             record(&command, allocator, output)?

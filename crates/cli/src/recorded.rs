@@ -63,6 +63,8 @@ pub struct EngineCommand {
     pub program: Program,
     /// Variables that are added to its environment.
     pub environment: Vec<(&'static str, OsString)>,
+    /// True to learn which unused pages are all zeros.
+    pub zeros: bool,
     argv: Vec<OsString>,
     follow: bool,
     streams: Streams,
@@ -113,7 +115,7 @@ impl Source {
         let (engine, program) = engine_for(name, self.engine, self.follow, sample)?;
         let (argv, follow) = (self.command.clone(), self.follow);
         let (environment, streams) = (Vec::new(), Streams::Inherited);
-        Ok(EngineCommand { engine, program, environment, argv, follow, streams })
+        Ok(EngineCommand { engine, program, environment, zeros: false, argv, follow, streams })
     }
 }
 
@@ -197,6 +199,7 @@ impl EngineCommand {
             follow,
             streams: Streams::Apart(stdin),
             environment: Vec::new(),
+            zeros: false,
         })
     }
 
@@ -228,6 +231,7 @@ impl EngineCommand {
             argv: &self.argv,
             follow: self.follow,
             sample,
+            zeros: self.zeros,
             filters: filters(),
             streams: self.streams.clone(),
             environment: &self.environment,

@@ -6,7 +6,7 @@
 #define PAGETAX_STREAM_H
 
 #define PT_MAGIC 0x7274736b63617274ULL
-#define PT_VERSION 7
+#define PT_VERSION 8
 #define PT_PAGE 4096
 #define PT_SETS 64 /* the most sets of a filter */
 #define PT_WAYS 8  /* the most pages of a set */
@@ -49,6 +49,7 @@ struct pt_header {
    pt_u32 consumer_pid; /* engines stop writing when this process has ended */
    pt_u32 follow;       /* forked children write too */
    pt_u32 sample;       /* only bursts are recorded */
+   pt_u32 zeros;        /* pages of zeros are told, by engines that can */
    struct pt_side data, code;
    pt_u32 stop;       /* set by the consumer when it stops reading */
    pt_u32 unrecorded; /* counted by engines: processes or threads that found no free ring */
@@ -84,7 +85,8 @@ enum {
                       the thread's instructions since its last burst, or 0 if bursts are equally likely
                       everywhere. PT_FIRST is set if the thread has not counted yet: its number may have
                       belonged to another thread. */
-   PT_SYSTEM_CALL = 8, /* memory that begins at what was used by a system call. where: length, enum pt_use << 56 */
+   PT_USE = 8, /* memory that begins at what was used in a way that no access shows. where: length,
+                  enum pt_use << 56 */
    PT_TOUCH = 6    /* what: an address whose page was used since its last record; where: enum pt_touch */
 };
 /* The filter that a touch is for, with PT_CODE for the instruction side. */
@@ -94,8 +96,9 @@ enum { PT_SKIPPED = 0, PT_WARMING = 1, PT_COUNTED = 2 };
 #define PT_FIRST (1ULL << 63)
 enum { PT_HINT_NONE = 0, PT_HINT_HEAP = 1, PT_HINT_STACK = 2, PT_HINT_GONE = 3 };
 
-/* What a system call did to memory. */
-enum pt_use { PT_READ = 1, PT_WRITTEN = 2, PT_DROPPED = 3 };
+/* A system call read, wrote or dropped memory; or its bytes were all zero when it had not been used for a while,
+   and are until its next use. */
+enum pt_use { PT_READ = 1, PT_WRITTEN = 2, PT_DROPPED = 3, PT_ZEROS = 4 };
 
 #define PT_ADDRESS_BITS 48
 #define PT_ADDRESS_MASK ((1ULL << PT_ADDRESS_BITS) - 1)

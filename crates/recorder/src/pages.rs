@@ -8,7 +8,7 @@ use crate::dependent_loads::DependentLoads;
 use crate::filter::PAGE_SHIFT;
 use crate::places::{AddressSpace, PlaceList, Segment};
 use crate::stream::{
-    Consumer, Event, Filter, MappingHint, RawRecord, Record, SideFilters, SystemCallUse, Writer,
+    Consumer, Event, Filter, MappingHint, MemoryUse, RawRecord, Record, SideFilters, Writer,
 };
 use object::Architecture;
 use pagetax_host::launch::program::Program;
@@ -51,8 +51,8 @@ pub trait PageObserver {
     /// Reports that pages are unmapped.
     fn gone(&mut self, thread: Thread, pages: Range<u64>);
 
-    /// Reports that a system call used pages, unless only the program's own accesses count.
-    fn system_call(&mut self, _: Thread, _: SystemCallUse, _pages: Range<u64>) {}
+    /// Reports a use of pages that is no access of the program, unless only those count.
+    fn memory_use(&mut self, _: Thread, _: MemoryUse, _pages: Range<u64>) {}
 }
 
 /// The most pages that a system call reads or writes: the kernel's limit (MAX_RW_COUNT) is 2 GiB.
@@ -116,14 +116,14 @@ impl<P: PageObserver> RecordAdapter<P> {
         }
     }
 
-    fn system_call(&mut self, thread: Thread, start: u64, bytes: u64, memory_use: SystemCallUse) {
+    fn memory_use(&mut self, thread: Thread, start: u64, bytes: u64, memory_use: MemoryUse) {
         let first = start >> PAGE_SHIFT;
         let mut end = start.saturating_add(bytes).div_ceil(1 << PAGE_SHIFT);
-        if memory_use != SystemCallUse::Dropped {
+        if memory_use != MemoryUse::Dropped {
             end = end.min(first + SYSTEM_CALL_PAGES_MAX);
             (first..end).for_each(|page| self.find(thread, page << PAGE_SHIFT));
         }
-        self.pages.system_call(thread, memory_use, first..end);
+        self.pages.memory_use(thread, memory_use, first..end);
     }
 
     #[inline]
@@ -169,8 +169,8 @@ impl<P: PageObserver> Consumer for RecordAdapter<P> {
                     self.pages.ran(thread, instructions, accesses);
                 }
                 Event::Mapping { start, bytes, hint } => self.mapping(thread, start, bytes, hint),
-                Event::SystemCall { start, bytes, memory_use } => {
-                    self.system_call(thread, start, bytes, memory_use);
+                Event::MemoryUse { start, bytes, memory_use } => {
+                    self.memory_use(thread, start, bytes, memory_use);
                 }
                 // Page observers need no order within a page, and no bursts.
                 Event::Touch { .. } | Event::Stage { .. } => {}

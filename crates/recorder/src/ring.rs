@@ -17,7 +17,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 const MAGIC: u64 = 0x7274_736b_6361_7274;
-const VERSION: u32 = 7;
+const VERSION: u32 = 8;
 const PAGE: usize = 4096;
 
 /// The most concurrent writers.
@@ -36,6 +36,7 @@ struct RingHeader {
     consumer_pid: u32,
     follow: u32,
     sample: u32,
+    zeros: u32,
     data: SideFilters,
     code: SideFilters,
     stop: AtomicU32,
@@ -76,12 +77,13 @@ unsafe impl Send for Rings {}
 
 impl Rings {
     /// Creates the memory for engines that use these filters. With `follow`, forked children write too;
-    /// with `sample`, engines write bursts only.
+    /// with `sample`, engines write bursts only; with `zeros`, those that can tell pages of zeros do.
     pub fn new(
         data: SideFilters,
         code: SideFilters,
         follow: bool,
         sample: bool,
+        zeros: bool,
     ) -> io::Result<Rings> {
         let memory = memfd_create("pagetax-stream", MemfdFlags::CLOEXEC)?;
         ftruncate(&memory, TOTAL_BYTES as u64)?;
@@ -106,6 +108,7 @@ impl Rings {
             consumer_pid: std::process::id(),
             follow: follow.into(),
             sample: sample.into(),
+            zeros: zeros.into(),
             data,
             code,
             stop: AtomicU32::new(0),
@@ -265,7 +268,8 @@ mod tests {
     #[test]
     fn records_come_in_order_over_the_end_of_the_ring_and_rings_are_used_again() {
         let mut rings =
-            Rings::new(SideFilters::default(), SideFilters::default(), false, false).unwrap();
+            Rings::new(SideFilters::default(), SideFilters::default(), false, false, false)
+                .unwrap();
         let mut seen = Seen::default();
         claim(&rings, 3);
         for round in 0..5u64 {
@@ -286,7 +290,8 @@ mod tests {
     #[test]
     fn a_broken_head_reads_nothing_outside() {
         let mut rings =
-            Rings::new(SideFilters::default(), SideFilters::default(), false, false).unwrap();
+            Rings::new(SideFilters::default(), SideFilters::default(), false, false, false)
+                .unwrap();
         claim(&rings, 0);
         rings.control(0).head.store(u64::MAX / 2, Ordering::Release);
         let mut seen = Seen::default();

@@ -28,6 +28,8 @@ pub struct RecordOptions<'a> {
     pub follow: bool,
     /// True to record bursts only. The QEMU engine cannot; the native engine must.
     pub sample: bool,
+    /// True to learn which unused pages are all zeros. Only the Valgrind engine tells them.
+    pub zeros: bool,
     /// The filters of data and of code.
     pub filters: (SideFilters, SideFilters),
     /// The standard streams of the program.
@@ -104,7 +106,7 @@ pub fn run<C: Consumer>(
         return Err(SessionError("record", io::Error::new(io::ErrorKind::Unsupported, why)));
     }
     let (data, code) = options.filters;
-    let mut rings = Rings::new(data, code, options.follow, options.sample)
+    let mut rings = Rings::new(data, code, options.follow, options.sample, options.zeros)
         .map_err(|error| SessionError("share memory with the recorder", error))?;
     let log = tempfile::NamedTempFile::new().map_err(|error| {
         let hint = format!("{error}\n  hint: set TMPDIR to a directory that you may write");

@@ -436,7 +436,7 @@ impl Consumer for Simulation {
                 Event::Touch { address, class, is_code } => {
                     self.touch(thread, address, class, is_code);
                 }
-                Event::Mapping { .. } | Event::Stage { .. } | Event::SystemCall { .. } => {}
+                Event::Mapping { .. } | Event::Stage { .. } | Event::MemoryUse { .. } => {}
             }
         }
     }

@@ -75,15 +75,17 @@ pub enum MappingHint {
     Gone,
 }
 
-/// The use of memory by a system call.
+/// A use of memory that no instruction of the program shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SystemCallUse {
-    /// The call reads the memory.
+pub enum MemoryUse {
+    /// A system call reads the memory.
     Read = 1,
-    /// The call has written to the memory.
+    /// A system call has written to the memory.
     Written = 2,
-    /// The call has dropped the memory's content.
+    /// A system call has dropped the memory's content.
     Dropped = 3,
+    /// The memory was not used for a while. All its bytes are zero until its next use.
+    Zeros = 4,
 }
 
 /// A stage of a sampled recording. Stages determine the use of accesses.
@@ -145,14 +147,14 @@ pub enum Event {
         /// The new use of the memory.
         hint: MappingHint,
     },
-    /// A use of memory by a system call, which no instruction of the program shows.
-    SystemCall {
+    /// A use of memory that no instruction of the program shows.
+    MemoryUse {
         /// The first address of the range.
         start: u64,
         /// The length of the memory.
         bytes: u64,
         /// The use of that memory.
-        memory_use: SystemCallUse,
+        memory_use: MemoryUse,
     },
     /// The begin of a stage for all accesses of the process.
     Stage {
@@ -196,12 +198,13 @@ impl RawRecord {
             }
             8 => {
                 let memory_use = match argument >> 56 {
-                    1 => SystemCallUse::Read,
-                    2 => SystemCallUse::Written,
-                    3 => SystemCallUse::Dropped,
+                    1 => MemoryUse::Read,
+                    2 => MemoryUse::Written,
+                    3 => MemoryUse::Dropped,
+                    4 => MemoryUse::Zeros,
                     _ => return None,
                 };
-                Event::SystemCall { start: value, bytes: argument & VALUE_MASK, memory_use }
+                Event::MemoryUse { start: value, bytes: argument & VALUE_MASK, memory_use }
             }
             7 => {
                 let stage = match value {
@@ -240,7 +243,7 @@ impl RawRecord {
                 };
                 (5, start, (bytes & VALUE_MASK) | (hint << 56))
             }
-            Event::SystemCall { start, bytes, memory_use } => {
+            Event::MemoryUse { start, bytes, memory_use } => {
                 (8, start, (bytes & VALUE_MASK) | (memory_use as u64) << 56)
             }
             Event::Stage { stage, gap, is_first } => {
@@ -297,6 +300,7 @@ mod tests {
             Event::Store { address: VALUE_MASK, instruction: 0 },
             Event::Counts { instructions: 12_345, accesses: u64::from(u32::MAX) },
             Event::Mapping { start: 0x1000, bytes: 1 << 40, hint: MappingHint::Gone },
+            Event::MemoryUse { start: 0x5000, bytes: 4096, memory_use: MemoryUse::Zeros },
             Event::Touch { address: 0x20_0000, class: SizeClass::Large, is_code: true },
             Event::Touch { address: 0x3000, class: SizeClass::All, is_code: false },
             Event::Stage { stage: SamplingStage::Counted, gap: 1 << 50, is_first: false },

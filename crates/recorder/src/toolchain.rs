@@ -17,6 +17,7 @@ use std::process::Command;
 const STREAM_H: &str = include_str!("../engines/stream.h");
 const FILTER_H: &str = include_str!("../engines/filter.h");
 const VALGRIND_C: &str = include_str!("../engines/valgrind/pagetax.c");
+const VALGRIND_ZEROS_H: &str = include_str!("../engines/valgrind/zeros.h");
 const VALGRIND_GROUPS_H: &str = include_str!("../engines/valgrind/groups.h");
 const VALGRIND_INSTRUMENT_H: &str = include_str!("../engines/valgrind/instrument.h");
 const QEMU_C: &str = include_str!("../engines/qemu/pagetax.c");
@@ -91,6 +92,7 @@ pub fn valgrind_lib() -> Result<PathBuf, BuildError> {
         sources: &[
             ("stream.h", STREAM_H),
             ("filter.h", FILTER_H),
+            ("valgrind/zeros.h", VALGRIND_ZEROS_H),
             ("valgrind/groups.h", VALGRIND_GROUPS_H),
             ("valgrind/instrument.h", VALGRIND_INSTRUMENT_H),
             ("valgrind/pagetax.c", VALGRIND_C),

@@ -32,8 +32,8 @@ use serde::{Deserialize, Serialize};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The version of the format. The second one also has what system calls use.
-pub const VERSION: u32 = 2;
+/// The version of the format. The second one also has what system calls use, the third one pages of zeros.
+pub const VERSION: u32 = 3;
 /// The first version that can be read.
 const FIRST_VERSION: u32 = 1;
 const MAGIC: &[u8; 8] = b"pttrace\n";

@@ -11,7 +11,7 @@ use pagetax_recorder::engine::{Engine, EngineKind};
 use pagetax_recorder::pages::{AccessKind, RecordAdapter, filters};
 use pagetax_recorder::session::{RecordOptions, Streams, run};
 use pagetax_recorder::simulate::Simulation;
-use pagetax_recorder::stream::SystemCallUse;
+use pagetax_recorder::stream::MemoryUse;
 use pagetax_recorder::trace::code::Step;
 use pagetax_recorder::trace::import::{Format, import};
 use pagetax_recorder::trace::{DROPPED, Head, Trace, TraceWriter};
@@ -41,6 +41,7 @@ fn recorded(kind: EngineKind, program: &Path, path: &Path) -> Trace {
         argv: &argv,
         follow: false,
         sample: false,
+        zeros: true,
         filters: filters(),
         streams: Streams::Inherited,
         environment: &[],
@@ -109,21 +110,50 @@ fn a_trace_has_what_system_calls_use() {
     let trace = recorded(EngineKind::Valgrind, &program, &folder.path().join("a.ptt"));
     let uses: Vec<_> = steps(&trace)
         .filter_map(|step| match step {
-            Step::SystemCall(how, pages) if pages.end - pages.start >= 16 => Some((how, pages)),
+            Step::MemoryUse(how, pages) if pages.end - pages.start >= 16 => Some((how, pages)),
             _ => None,
         })
         .collect();
     let start = uses.first().map_or(0, |(_, pages)| pages.start);
     let wanted = [
-        (SystemCallUse::Written, start..start + 64),
-        (SystemCallUse::Read, start..start + 32),
-        (SystemCallUse::Dropped, start..start + 16),
+        (MemoryUse::Written, start..start + 64),
+        (MemoryUse::Read, start..start + 32),
+        (MemoryUse::Dropped, start..start + 16),
     ];
     let of_memory = uses.iter().filter(|(_, pages)| pages.start == start);
     assert!(of_memory.eq(&wanted), "{uses:?}");
     let touched = steps(&trace)
         .any(|step| matches!(step, Step::Change(_, page) if (start..start + 64).contains(&page)));
     assert!(start > 0 && !touched, "the program itself goes to none of these pages");
+}
+
+#[test]
+fn a_trace_has_unused_pages_of_zeros() {
+    if !has_programs(&["cc", "valgrind"]) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let program = compile("zeros.c", &["-O1"], folder.path());
+    let trace = recorded(EngineKind::Valgrind, &program, &folder.path().join("a.ptt"));
+    let stored = |step: &Step| matches!(step, Step::Change(AccessKind::Store, _));
+    let stores = steps(&trace).filter(stored).filter_map(|step| match step {
+        Step::Change(_, page) => Some(page),
+        _ => None,
+    });
+    // The first page of the mapping is the first of 2,048 in a row that are written.
+    let seen: std::collections::BTreeSet<u64> = stores.collect();
+    let start = *seen.iter().find(|page| (0..2048).all(|n| seen.contains(&(*page + n)))).unwrap();
+    let mut zeros: Vec<u64> = steps(&trace)
+        .filter_map(|step| match step {
+            Step::MemoryUse(MemoryUse::Zeros, pages) => Some(pages.start),
+            _ => None,
+        })
+        .filter(|page| (start..start + 2048).contains(page))
+        .collect();
+    let wanted: Vec<u64> = (0..1024).step_by(2).map(|page| start + page).collect();
+    // Other pages of the program may push some out earlier.
+    zeros.sort();
+    assert_eq!(zeros, wanted, "each once");
 }
 
 #[test]
@@ -147,7 +177,7 @@ fn a_trace_misses_what_the_program_misses() {
                 Step::Change(AccessKind::Fetch, page) => drop(cpu.fetch(page << 12, 12)),
                 Step::Change(_, page) => drop(cpu.access(page << 12, 12, false)),
                 Step::Gone(pages) => cpu.unmapped(pages.start << 12..pages.end << 12),
-                Step::SystemCall(..) => {}
+                Step::MemoryUse(..) => {}
             }
         }
         let size = PageSize::K4;

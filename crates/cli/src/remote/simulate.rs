@@ -10,7 +10,7 @@ use pagetax_core::stats::median;
 use pagetax_core::units::Bytes;
 use pagetax_recorder::pages::{AccessKind, PageObserver, SYSTEM_CALL_PAGES_MAX, Thread};
 use pagetax_recorder::places::Segment;
-use pagetax_recorder::stream::SystemCallUse;
+use pagetax_recorder::stream::MemoryUse;
 use pagetax_remote::documents::{PageInTime, PolicyResult, Replacement, ReplacementAtLimit};
 use pagetax_remote::pager::replacement::{PolicyName, ReferenceCollector, References};
 use pagetax_remote::pager::{PagerOptions, RemoteRegion};
@@ -68,11 +68,12 @@ impl PageObserver for PagedMemory {
         self.of(thread.process).unmap(pages);
     }
 
-    fn system_call(&mut self, thread: Thread, memory_use: SystemCallUse, pages: Range<u64>) {
+    fn memory_use(&mut self, thread: Thread, memory_use: MemoryUse, pages: Range<u64>) {
         let kind = match memory_use {
-            SystemCallUse::Dropped => return self.gone(thread, pages),
-            SystemCallUse::Written => AccessKind::Store,
-            SystemCallUse::Read => AccessKind::Load,
+            MemoryUse::Dropped => return self.gone(thread, pages),
+            MemoryUse::Zeros => return pages.for_each(|page| self.of(thread.process).zeros(page)),
+            MemoryUse::Written => AccessKind::Store,
+            MemoryUse::Read => AccessKind::Load,
         };
         let end = pages.end.min(pages.start.saturating_add(SYSTEM_CALL_PAGES_MAX));
         (pages.start..end).for_each(|page| self.change(thread, kind, page));

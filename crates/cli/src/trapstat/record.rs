@@ -70,6 +70,7 @@ impl Record {
             argv: &args.command,
             follow: args.follow,
             sample: args.sample,
+            zeros: false,
             filters: simulation.filters(),
             streams: streams(args.outputs.takes_stdout()),
             environment: &[],

@@ -109,6 +109,8 @@ static inline __attribute__((always_inline)) void process(const Group *group, co
       else
          pt_access(&writer, &data_side, &data_tables, access->kind, address, access->size,
                    group->instructions[i], stamp);
+      if (tells_zeros && access->kind != PT_FETCH)
+         use_for_zeros(address, access->size);
    }
    if (over >> data_side.small.page_shift)
       expect_wrong_stamps(group, lowest);

@@ -84,6 +84,7 @@ static int pt_alive(pt_u32 pid)
    return !sr_isError(r) || sr_Err(r) == VKI_EPERM;
 }
 
+#include "zeros.h"
 #include "groups.h"
 #include "instrument.h"
 
@@ -328,7 +329,7 @@ static void pre_syscall(ThreadId tid, UInt number, UWord *args, UInt count)
 static void write_use(ThreadId tid, Addr a, SizeT length, UInt use)
 {
    if (length)
-      pt_write(&writer, pt_what(PT_SYSTEM_CALL, tid, a), (length & PT_ADDRESS_MASK) | (ULong)use << 56);
+      pt_write(&writer, pt_what(PT_USE, tid, a), (length & PT_ADDRESS_MASK) | (ULong)use << 56);
 }
 
 static void system_call_reads(CorePart part, ThreadId tid, const HChar *what, Addr a, SizeT length)
@@ -399,6 +400,7 @@ static void post_clo_init(void)
    map_stream();
    data_side = header->data;
    code_side = header->code;
+   tells_zeros = header->zeros != 0;
    if (data_side.large_on_demand)
       data_side.large.ways = code_side.large.ways = 0;
    pt_clear(&data_side, &data_tables);

@@ -4,15 +4,16 @@
 //!
 //! A step is `kind:2 rank:6`. Rank 62: a page that is not in the list; its distance from the last page
 //! follows. Rank 63: unmapped pages, or pages that a system call used; the first page and their number
-//! follow. Data and code have a list each.
+//! follow. Rank 61: the same for pages of zeros. Data and code have a list each.
 
 use crate::pages::AccessKind;
-use crate::stream::SystemCallUse;
+use crate::stream::MemoryUse;
 use integer_encoding::VarInt;
 use std::ops::Range;
 
 /// The length of a list.
 const RECENT: usize = 32;
+const ZEROS: u8 = 61;
 const OTHER: u8 = 62;
 const RANGE: u8 = 63;
 
@@ -23,8 +24,8 @@ pub enum Step {
     Change(AccessKind, u64),
     /// The thread unmapped pages.
     Gone(Range<u64>),
-    /// A system call of the thread used pages.
-    SystemCall(SystemCallUse, Range<u64>),
+    /// Pages were used in a way that no access shows.
+    MemoryUse(MemoryUse, Range<u64>),
 }
 
 /// The recent pages of one side, the last one first.
@@ -102,16 +103,20 @@ impl Encoder {
 
     /// Appends the end of a mapping.
     pub fn gone(&mut self, pages: Range<u64>) {
-        self.range(0, pages);
+        self.range(RANGE, pages);
     }
 
-    /// Appends a use of pages by a system call.
-    pub fn system_call(&mut self, memory_use: SystemCallUse, pages: Range<u64>) {
-        self.range(memory_use as u8, pages);
+    /// Appends a use of pages that no access shows.
+    pub fn memory_use(&mut self, memory_use: MemoryUse, pages: Range<u64>) {
+        let code = match memory_use {
+            MemoryUse::Zeros => ZEROS,
+            by_system_call => (by_system_call as u8) << 6 | RANGE,
+        };
+        self.range(code, pages);
     }
 
-    fn range(&mut self, kind: u8, pages: Range<u64>) {
-        self.bytes.push(kind << 6 | RANGE);
+    fn range(&mut self, code: u8, pages: Range<u64>) {
+        self.bytes.push(code);
         self.number(pages.start);
         self.number(pages.end.saturating_sub(pages.start));
     }
@@ -169,14 +174,15 @@ impl Iterator for Decoder<'_> {
             [AccessKind::Load, AccessKind::DependentLoad, AccessKind::Store, AccessKind::Fetch]
                 [usize::from(byte >> 6)];
         match byte & 63 {
-            RANGE => {
+            RANGE | ZEROS => {
                 let (first, count): (u64, u64) = (self.number()?, self.number()?);
                 let pages = first..first.saturating_add(count);
                 Some(match byte >> 6 {
+                    0 if byte == ZEROS => Step::MemoryUse(MemoryUse::Zeros, pages),
                     0 => Step::Gone(pages),
-                    1 => Step::SystemCall(SystemCallUse::Read, pages),
-                    2 => Step::SystemCall(SystemCallUse::Written, pages),
-                    _ => Step::SystemCall(SystemCallUse::Dropped, pages),
+                    1 => Step::MemoryUse(MemoryUse::Read, pages),
+                    2 => Step::MemoryUse(MemoryUse::Written, pages),
+                    _ => Step::MemoryUse(MemoryUse::Dropped, pages),
                 })
             }
             OTHER => {

@@ -233,7 +233,7 @@ impl Trace {
                 match step {
                     Step::Change(kind, page) => pages.change(thread, kind, page),
                     Step::Gone(range) => pages.gone(thread, range),
-                    Step::SystemCall(how, range) => pages.system_call(thread, how, range),
+                    Step::MemoryUse(how, range) => pages.memory_use(thread, how, range),
                 }
             }
             let ThreadTotals { instruction_count, access_count, .. } = block.info.totals;

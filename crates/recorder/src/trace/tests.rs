@@ -5,7 +5,7 @@ use super::index::{BlockInfo, Index, Numbers, PageRun};
 use super::*;
 use crate::pages::{AccessKind, PageObserver, Thread};
 use crate::places::Segment;
-use crate::stream::SystemCallUse;
+use crate::stream::MemoryUse;
 use pagetax_core::replay::{Change, Recorded, ThreadTotals};
 use proptest::prelude::*;
 
@@ -41,8 +41,8 @@ impl PageObserver for ObservedSteps {
     fn gone(&mut self, thread: Thread, pages: std::ops::Range<u64>) {
         self.steps.push((thread, Step::Gone(pages)));
     }
-    fn system_call(&mut self, thread: Thread, how: SystemCallUse, pages: std::ops::Range<u64>) {
-        self.steps.push((thread, Step::SystemCall(how, pages)));
+    fn memory_use(&mut self, thread: Thread, how: MemoryUse, pages: std::ops::Range<u64>) {
+        self.steps.push((thread, Step::MemoryUse(how, pages)));
     }
 }
 
@@ -59,8 +59,8 @@ fn play(pages: &mut impl PageObserver, changes: u64) {
         pages.change(thread, kinds[(n % 4) as usize], page);
         if n % 7000 == 0 {
             pages.gone(thread, page..page + 5);
-            for how in [SystemCallUse::Read, SystemCallUse::Written, SystemCallUse::Dropped] {
-                pages.system_call(thread, how, page..page + 3);
+            for how in [MemoryUse::Read, MemoryUse::Written, MemoryUse::Dropped, MemoryUse::Zeros] {
+                pages.memory_use(thread, how, page..page + 3);
             }
         }
         pages.ran(thread, 9, 4);

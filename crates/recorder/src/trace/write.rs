@@ -7,7 +7,7 @@ use super::{Head, MAGIC, TraceError, VERSION, frame};
 use crate::filter::{INDEX_END, PAGE_SHIFT};
 use crate::pages::{AccessKind, PageObserver, Thread};
 use crate::places::Segment;
-use crate::stream::SystemCallUse;
+use crate::stream::MemoryUse;
 use pagetax_core::replay::ThreadTotals;
 use std::fs::File;
 use std::io::{self, Write};
@@ -154,7 +154,7 @@ impl PageObserver for TraceWriter {
         self.encoder(thread).code.gone(pages);
     }
 
-    fn system_call(&mut self, thread: Thread, memory_use: SystemCallUse, pages: Range<u64>) {
-        self.encoder(thread).code.system_call(memory_use, pages);
+    fn memory_use(&mut self, thread: Thread, memory_use: MemoryUse, pages: Range<u64>) {
+        self.encoder(thread).code.memory_use(memory_use, pages);
     }
 }

@@ -71,6 +71,7 @@ pub fn record_part(
         argv: &argv,
         follow,
         sample,
+        zeros: false,
         filters,
         streams,
         environment: &[],

@@ -101,6 +101,10 @@ impl Policy for Arc {
         self.pages.forget(page);
     }
 
+    fn zeros(&mut self, page: u32) {
+        self.pages.zeros(page);
+    }
+
     fn counts(&self) -> PolicyCounts {
         self.pages.counts
     }

@@ -65,6 +65,8 @@ trait Policy {
     fn access(&mut self, page: u32, is_write: bool);
     /// Notes that the program dropped a page.
     fn unmap(&mut self, page: u32);
+    /// Notes that a page is all zeros until its next access. It costs no page-in if it leaves meanwhile.
+    fn zeros(&mut self, page: u32);
     /// Returns the counts so far.
     fn counts(&self) -> PolicyCounts;
 }
@@ -74,6 +76,7 @@ fn run(mut policy: impl Policy, references: &References) -> PolicyCounts {
         match step {
             references::Step::Access(page, is_write) => policy.access(page, is_write),
             references::Step::Unmap(page) => policy.unmap(page),
+            references::Step::Zeros(page) => policy.zeros(page),
         }
     }
     policy.counts()
@@ -86,6 +89,8 @@ struct PageUse {
     is_touched: bool,
     /// True if it was changed since it last came or went.
     is_changed: bool,
+    /// True if it is all zeros until its next access.
+    is_zero: bool,
 }
 
 /// The bookkeeping of policies that move one page at a time.
@@ -109,11 +114,20 @@ impl SinglePages {
         // Even a page of zeros that was only read must be known as such.
         page_use.is_touched = true;
         page_use.is_changed |= is_write;
+        page_use.is_zero = false;
+    }
+
+    /// Notes that a page is all zeros. If it has left already, that was too late.
+    fn zeros(&mut self, page: u32) {
+        self.uses[page as usize].is_zero = true;
     }
 
     /// Notes that a page leaves.
     fn evict(&mut self, page: u32) {
         let page_use = &mut self.uses[page as usize];
+        if page_use.is_zero {
+            return self.forget(page);
+        }
         self.counts.put_count += u64::from(page_use.is_changed);
         page_use.is_changed = false;
     }
@@ -224,6 +238,34 @@ mod tests {
             collector.unmap(0..1_000);
         }
         assert_eq!(page_ins(&collector.finish(), 300), [0; 4]);
+    }
+
+    #[test]
+    fn pages_of_zeros_cost_no_page_in() {
+        let mut collector = ReferenceCollector::new(ReferenceCollector::WINDOW);
+        (0..2_000).for_each(|page| collector.follow(page, true));
+        let sweep = |collector: &mut ReferenceCollector, holds_zeros: bool| {
+            for page in 0..2_000 {
+                collector.access(page, true);
+                if holds_zeros && page >= 100 {
+                    collector.zeros(page - 100);
+                }
+            }
+        };
+        // Its first 100 pages are told at the end of the sweep before, if at all.
+        (0..3).for_each(|_| sweep(&mut collector, true));
+        let [_, lru, arc, optimum] = page_ins(&collector.finish(), 400);
+        assert!(lru <= 200 && arc <= 200 && optimum <= 200, "{lru} {arc} {optimum}");
+        let mut collector = ReferenceCollector::new(ReferenceCollector::WINDOW);
+        (0..2_000).for_each(|page| collector.follow(page, true));
+        [true, false, false].into_iter().for_each(|holds| sweep(&mut collector, holds));
+        let references = collector.finish();
+        let [pager, lru, ..] = page_ins(&references, 400);
+        assert!(
+            (2_000..=2_200).contains(&lru),
+            "only the third sweep reads what the second wrote: {lru}"
+        );
+        assert!((2_000 / 64..100).contains(&pager), "in runs of 64 pages: {pager}");
     }
 
     #[test]

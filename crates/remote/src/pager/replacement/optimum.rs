@@ -18,6 +18,7 @@ fn next_uses(references: &References) -> Vec<u32> {
         match step {
             Step::Access(page, _) => std::mem::replace(&mut next[page as usize], at),
             Step::Unmap(page) => std::mem::replace(&mut next[page as usize], NEVER),
+            Step::Zeros(page) => next[page as usize],
         }
     };
     let mut uses: Vec<u32> = references.steps().rev().map(&mut of).collect();
@@ -38,6 +39,10 @@ pub(super) fn counts(references: &References, limit: usize) -> PolicyCounts {
                 resident -= usize::from(next_of[page as usize] != GONE);
                 next_of[page as usize] = GONE;
                 pages.forget(page);
+                continue;
+            }
+            Step::Zeros(page) => {
+                pages.zeros(page);
                 continue;
             }
         };

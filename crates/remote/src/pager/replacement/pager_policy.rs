@@ -51,6 +51,7 @@ pub(super) struct PagerPolicy<'a> {
     thresholds: Thresholds,
     locations: Vec<SimulatedLocation>,
     is_changed: Vec<bool>,
+    is_zero: Vec<bool>,
     cluster_of: Vec<u32>,
     clusters: Vec<SimulatedCluster>,
     queue: VictimQueue,
@@ -86,6 +87,7 @@ impl<'a> PagerPolicy<'a> {
             thresholds: Thresholds::of(limit, EvictionMethod::Moved),
             locations: vec![SimulatedLocation::Untouched; addresses.len()],
             is_changed: vec![false; addresses.len()],
+            is_zero: vec![false; addresses.len()],
             cluster_of,
             clusters,
             queue: VictimQueue::default(),
@@ -170,9 +172,14 @@ impl<'a> PagerPolicy<'a> {
         let mut count = 0;
         for page in first..first + pages {
             if self.location(page) == SimulatedLocation::Resident {
-                self.locations[page as usize] = SimulatedLocation::Staged(block);
                 let is_changed = std::mem::take(&mut self.is_changed[page as usize]);
-                self.counts.put_count += u64::from(is_changed);
+                let is_zero = self.is_zero[page as usize];
+                // A page of zeros is nowhere, but its frame goes with its block.
+                self.locations[page as usize] = match is_zero {
+                    true => SimulatedLocation::Untouched,
+                    false => SimulatedLocation::Staged(block),
+                };
+                self.counts.put_count += u64::from(is_changed && !is_zero);
                 count += 1;
             }
         }
@@ -315,6 +322,7 @@ impl Policy for PagerPolicy<'_> {
             }
         }
         self.is_changed[page as usize] |= is_write;
+        self.is_zero[page as usize] = false;
     }
 
     fn unmap(&mut self, page: u32) {
@@ -325,6 +333,10 @@ impl Policy for PagerPolicy<'_> {
         }
         self.locations[page as usize] = SimulatedLocation::Untouched;
         self.is_changed[page as usize] = false;
+    }
+
+    fn zeros(&mut self, page: u32) {
+        self.is_zero[page as usize] = true;
     }
 
     fn counts(&self) -> PolicyCounts {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// Steps are numbers of pages, with two flags.
+/// Steps are numbers of pages, with two flags. Both together are a page of zeros.
 const WRITE: u32 = 1 << 30;
 const UNMAP: u32 = 1 << 31;
 
@@ -14,6 +14,8 @@ pub(super) enum Step {
     Access(u32, bool),
     /// A page was dropped.
     Unmap(u32),
+    /// A page is all zeros until its next access.
+    Zeros(u32),
 }
 
 /// The references of one process, whose pages are numbered in the order of their addresses.
@@ -48,7 +50,8 @@ impl References {
     pub(super) fn steps(&self) -> impl DoubleEndedIterator<Item = Step> {
         self.steps.iter().map(|step| match (step & UNMAP, step & WRITE) {
             (0, write) => Step::Access(step & !WRITE, write != 0),
-            _ => Step::Unmap(step & !UNMAP),
+            (_, 0) => Step::Unmap(step & !UNMAP),
+            _ => Step::Zeros(step & !(UNMAP | WRITE)),
         })
     }
 }
@@ -125,6 +128,15 @@ impl ReferenceCollector {
                 seen.at = u64::MAX;
                 self.steps.push(seen.number | UNMAP);
             }
+        }
+    }
+
+    /// Notes that a page is all zeros until its next access.
+    pub fn zeros(&mut self, address: u64) {
+        if let Some(seen) = self.seen.get_mut(&address).filter(|seen| seen.at != u64::MAX) {
+            // The next access counts, however soon it comes.
+            seen.at = u64::MAX;
+            self.steps.push(seen.number | UNMAP | WRITE);
         }
     }
 
