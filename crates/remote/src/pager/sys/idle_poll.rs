@@ -53,8 +53,9 @@ impl IdlePoll {
     pub fn open_where_useful() -> Option<IdlePoll> {
         let read = |path| std::fs::read_to_string(path).ok();
         halts_at_once(&read(IDLE_DRIVER)?, read(POLL_TIME).as_deref()).then_some(())?;
-        let faults_min = FAULTS_MIN_PER_CPU * online_cpus();
-        Some(IdlePoll { faults_min, ..IdlePoll::open().ok()? })
+        let mut opened = IdlePoll::open().ok()?;
+        opened.faults_min = FAULTS_MIN_PER_CPU * online_cpus();
+        Some(opened)
     }
 
     /// Checks the rate of faults, and asks for CPUs that stay awake or withdraws that. `faults` is
@@ -71,6 +72,14 @@ impl IdlePoll {
         if wants != self.is_held && rustix::io::write(&self.device, &within.to_ne_bytes()).is_ok() {
             self.is_held = wants;
         }
+    }
+}
+
+impl Drop for IdlePoll {
+    /// Lets CPUs sleep, even if a forked child still has the device open.
+    fn drop(&mut self) {
+        // The close does the same otherwise.
+        let _ = rustix::io::write(&self.device, &ANY_TIME.to_ne_bytes());
     }
 }
 
