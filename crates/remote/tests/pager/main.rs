@@ -153,6 +153,8 @@ fn resident(bytes: u64) -> PagerOptions {
         eviction_method,
         serving: serving(),
         features: features(),
+        // Tests beside each other would keep CPUs awake for each other.
+        keep_awake: KeepAwake::Never,
         ..PagerOptions::resident(bytes)
     }
 }
@@ -474,8 +476,7 @@ fn cpus_are_kept_awake_as_long_as_a_region_lives() {
     assert!(is_open());
     drop(region);
     assert!(!is_open());
-    let never = PagerOptions { keep_awake: KeepAwake::Never, ..resident(MIB) };
-    let region = map(embedded(), 2 * MIB, never);
+    let region = map(embedded(), 2 * MIB, resident(MIB));
     assert!(region.is_some() && !is_open());
 }
 
