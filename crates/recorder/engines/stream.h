@@ -49,7 +49,7 @@ struct pt_header {
    pt_u32 consumer_pid; /* engines stop writing when this process has ended */
    pt_u32 follow;       /* forked children write too */
    pt_u32 sample;       /* only bursts are recorded */
-   pt_u32 zeros;        /* pages of zeros are told, by engines that can */
+   pt_u32 zeros;        /* engines that can tell pages of zeros do */
    struct pt_side data, code;
    pt_u32 stop;       /* set by the consumer when it stops reading */
    pt_u32 unrecorded; /* counted by engines: processes or threads that found no free ring */

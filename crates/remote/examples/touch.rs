@@ -13,8 +13,8 @@
 //!
 //! No device writes to this memory, so its pages are evicted by the cheapest method.
 //! `PAGETAX_REMOTE_EVICTION=moved` or `copied` chooses that method for all pages. With
-//! `PAGETAX_REMOTE_SERVING=in-place` threads serve their own faults, `PAGETAX_REMOTE_AWAKE` (auto, always, never)
-//! tells when idle CPUs stay awake, and with `PAGETAX_REMOTE_INSECURE` servers may be beyond loopback.
+//! `PAGETAX_REMOTE_SERVING=in-place` threads serve their own faults. `PAGETAX_REMOTE_AWAKE` (auto, always,
+//! never) tells when idle CPUs stay awake. With `PAGETAX_REMOTE_INSECURE` servers may be beyond loopback.
 
 use pagetax_core::access::Rng;
 use pagetax_remote::client::cluster::{self, Cluster};

@@ -44,12 +44,12 @@ impl EvictionMethod {
     }
 }
 
-/// The time for which the pager keeps idle CPUs of the machine awake. That takes /dev/cpu_dma_latency, and costs
-/// power.
+/// The time for which the pager keeps idle CPUs of the machine awake. That takes /dev/cpu_dma_latency,
+/// and costs power.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum KeepAwake {
-    /// While there are 250 faults a second for each CPU, where idle CPUs halt at once, the device can be written,
-    /// and the pager's thread serves the faults. In place there is no thread to wake.
+    /// While there are 250 faults a second for each CPU, where idle CPUs halt at once, the device can be
+    /// written, and the pager's thread serves the faults. In place there is no thread to wake.
     #[default]
     Auto,
     /// While there are 500 faults a second. Without the device no region is mapped.

@@ -117,8 +117,8 @@ impl SinglePages {
         page_use.is_zero = false;
     }
 
-    /// Notes that a page is all zeros. If it has left already, it counts as one with content: the optimum, which
-    /// evicts pages soon after their use, then has too many page-ins.
+    /// Notes that a page is all zeros. If it has left already, it counts as one with content: the
+    /// optimum, which evicts pages soon after their use, then has too many page-ins.
     fn zeros(&mut self, page: u32) {
         self.uses[page as usize].is_zero = true;
     }
@@ -253,9 +253,9 @@ mod tests {
                 }
             }
         };
-        // Its first 100 pages are told at the end of the sweep before, if at all.
+        // The last 100 pages of a sweep stay unknown.
         (0..3).for_each(|_| sweep(&mut collector, true));
-        // The optimum evicts a page of a sweep at once, before it is told.
+        // The optimum evicts a page of a sweep at once, while it is unknown.
         let [_, lru, arc, _] = page_ins(&collector.finish(), 400);
         assert!(lru <= 200 && arc <= 200, "{lru} {arc}");
         let mut collector = ReferenceCollector::new(ReferenceCollector::WINDOW);
