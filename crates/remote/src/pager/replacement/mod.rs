@@ -271,6 +271,19 @@ mod tests {
     }
 
     #[test]
+    fn a_page_of_zeros_can_be_dropped() {
+        use references::Step::{Access, Unmap, Zeros};
+        let mut collector = ReferenceCollector::new(ReferenceCollector::WINDOW);
+        collector.follow(7, true);
+        collector.access(7, true);
+        collector.zeros(7);
+        collector.unmap(0..10);
+        collector.access(7, false);
+        let steps: Vec<_> = collector.finish().steps().collect();
+        assert_eq!(steps, [Access(0, true), Zeros(0), Unmap(0), Access(0, false)]);
+    }
+
+    #[test]
     fn repeated_accesses_may_be_left_out() {
         let mut rng = Rng::new(3);
         let accesses: Vec<(u64, bool)> = (0..50_000)

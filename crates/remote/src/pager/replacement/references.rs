@@ -7,6 +7,11 @@ use std::ops::Range;
 const WRITE: u32 = 1 << 30;
 const UNMAP: u32 = 1 << 31;
 
+/// The number of steps at the last one of a page that has none…
+const NEVER: u64 = u64::MAX;
+/// …and of one whose next access counts, however soon it comes.
+const LONG_AGO: u64 = NEVER - 1;
+
 /// One step of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
@@ -97,7 +102,7 @@ impl ReferenceCollector {
             self.seen.remove(&address);
         } else if number < WRITE && !self.seen.contains_key(&address) {
             self.addresses.push(address);
-            self.seen.insert(address, Seen { number, at: u64::MAX, is_written: false });
+            self.seen.insert(address, Seen { number, at: NEVER, is_written: false });
         }
     }
 
@@ -106,7 +111,7 @@ impl ReferenceCollector {
         let now = self.steps.len() as u64;
         let Some(seen) = self.seen.get_mut(&address) else { return };
         self.access_count += 1;
-        let is_recent = seen.at != u64::MAX && now - seen.at <= self.window && self.window > 0;
+        let is_recent = seen.at < LONG_AGO && now - seen.at <= self.window && self.window > 0;
         if is_recent && (seen.is_written || !is_write) {
             return;
         }
@@ -124,8 +129,8 @@ impl ReferenceCollector {
             }
         };
         for address in known {
-            if let Some(seen) = self.seen.get_mut(&address).filter(|seen| seen.at != u64::MAX) {
-                seen.at = u64::MAX;
+            if let Some(seen) = self.seen.get_mut(&address).filter(|seen| seen.at != NEVER) {
+                seen.at = NEVER;
                 self.steps.push(seen.number | UNMAP);
             }
         }
@@ -133,9 +138,8 @@ impl ReferenceCollector {
 
     /// Notes that a page is all zeros until its next access.
     pub fn zeros(&mut self, address: u64) {
-        if let Some(seen) = self.seen.get_mut(&address).filter(|seen| seen.at != u64::MAX) {
-            // The next access counts, however soon it comes.
-            seen.at = u64::MAX;
+        if let Some(seen) = self.seen.get_mut(&address).filter(|seen| seen.at < LONG_AGO) {
+            seen.at = LONG_AGO;
             self.steps.push(seen.number | UNMAP | WRITE);
         }
     }
