@@ -28,8 +28,9 @@ pub struct Space {
     allocations: BTreeMap<usize, usize>,
 }
 
-/// Requests of this many pages and more are large. They begin at multiples of it, as allocators want.
-pub const LARGE_PAGES: usize = (32 << 20) / 4096;
+/// Requests of this many pages and more are large. They begin at multiples of it, as allocators want, and as
+/// the region itself does.
+pub const LARGE_PAGES: usize = pagetax_remote::pager::REGION_ALIGN_PAGES;
 
 /// The free pages behind a block that may grow, in multiples of its length.
 const ROOM_TO_GROW: usize = 3;

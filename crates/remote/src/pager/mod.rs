@@ -40,7 +40,7 @@ mod tests;
 pub use job_memory::JobMemory;
 pub use options::{EvictionMethod, Features, KeepAwake, Log, PagerOptions};
 pub use pagetax_core::network_memory::{PagerCounts, Serving};
-pub use shared::PagerError;
+pub use shared::{PagerError, REGION_ALIGN_PAGES};
 pub use sys::uffd::{Access, UffdError, remedy};
 
 use crate::page::{PAGE_BYTES, draw_key};

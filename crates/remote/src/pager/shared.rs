@@ -18,7 +18,7 @@ use super::table::{
     BLOCKS_MAX, CLUSTER_PAGES, EvictionStamp, HeldCluster, PageLocation, PageState, PageTable,
     cluster_of,
 };
-use crate::page::PageRun;
+use crate::page::{PAGE_BYTES, PageRun};
 use crate::store::{RegionId, StoreError};
 pub use room::Thresholds;
 use rustix::io::Errno;
@@ -36,6 +36,10 @@ const MEMORY_RETRY_PAUSE: Duration = Duration::from_millis(5);
 
 /// The interval between two log lines about the same recurring event.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
+
+/// A region at least this long (32 MiB) begins at a multiple of it. Then a page that an allocator inside the
+/// region aligns is aligned in memory too.
+pub const REGION_ALIGN_PAGES: usize = (32 << 20) / PAGE_BYTES;
 
 /// A number that no CPU has.
 pub const NO_CPU: usize = usize::MAX;
@@ -167,7 +171,7 @@ impl SharedPager {
         options: PagerOptions,
     ) -> Result<SharedPager, PagerError> {
         let reserve = |source| PagerError::System { what: "reserving address space", source };
-        let limit = options.resident_bytes as usize / crate::page::PAGE_BYTES;
+        let limit = options.resident_bytes as usize / PAGE_BYTES;
         let (uffd, access) = Uffd::open(options.user_mode_only, options.serving, options.features)?;
         let (eviction_method, own_memory) =
             choose_eviction_method(options.eviction_method, uffd.features())?;
@@ -175,7 +179,8 @@ impl SharedPager {
         // The worst case: one page in each block, and no more pages staged than the limit.
         let blocks = (thresholds.limit + thresholds.batch).min(BLOCKS_MAX - 1);
         // The page after the last is the sentinel: a fault on it stops the handler.
-        let arena = Pages::reserve(pages + 1).map_err(reserve)?;
+        let align = if pages < REGION_ALIGN_PAGES { 1 } else { REGION_ALIGN_PAGES };
+        let arena = Pages::reserve_aligned(pages + 1, align).map_err(reserve)?;
         let staging = Pages::reserve(blocks * CLUSTER_PAGES).map_err(reserve)?;
         for memory in [&arena, &staging] {
             // A child that touches it gets SIGSEGV, not zeros.

@@ -35,7 +35,50 @@ impl ReadaheadPolicy {
         let StoredPage { used, stored, dropped_since } = stored;
         match self.fault_around.page_in(used, stored, dropped_since) {
             1 => Readahead::Nothing,
-            count => Readahead::Around(page % count, count - 1 - page % count),
+            count => {
+                let (before, after) = (page % count, count - 1 - page % count);
+                self.streams.add_neighbours(before, after);
+                Readahead::Around(before, after)
+            }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Sweeps over stored pages of which none was evicted recently. Returns the number of page-ins.
+    fn sweep(pages: impl Iterator<Item = usize>) -> usize {
+        let (mut policy, mut present) = (ReadaheadPolicy::default(), vec![false; 100_000]);
+        let mut page_in_count = 0;
+        for page in pages {
+            if present[page] {
+                continue;
+            }
+            let stored = StoredPage { used: 10_000, stored: 20_000, dropped_since: 20_000 };
+            let predicted = policy.fault(page);
+            let with = match policy.page_in(page, predicted, stored) {
+                Readahead::Up(after) => page..page + after + 1,
+                Readahead::Down(before) => page - before..page + 1,
+                Readahead::Around(before, after) => page - before..page + after + 1,
+                Readahead::Nothing | Readahead::Stride(..) => page..page + 1,
+            };
+            with.for_each(|page| present[page] = true);
+            page_in_count += 1;
+        }
+        page_in_count
+    }
+
+    // Blocks of neighbours lie side by side, but their faults do not.
+    #[test]
+    fn a_sweep_by_neighbours_becomes_a_stream() {
+        // Scattered page-ins, so that neighbours are worth it.
+        let scattered = || (0..100).map(|nth| 60_000 + nth * 397);
+        let alone = sweep(scattered());
+        let up = sweep(scattered().chain(1_000..11_000)) - alone;
+        let down = sweep(scattered().chain((1_000..11_000).rev())) - alone;
+        assert!((10_000 / 64..200).contains(&up), "{up}");
+        assert!((10_000 / 64..200).contains(&down), "{down}");
     }
 }

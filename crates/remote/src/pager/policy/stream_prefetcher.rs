@@ -74,7 +74,10 @@ pub struct StreamPrefetcher {
     streams: [FaultStream; STREAMS],
     strides: [isize; HISTORY],
     faults: u64,
+    /// The page of the last fault.
     last: usize,
+    /// The first of the pages that came with the last fault, if no stream predicted them.
+    last_first: usize,
 }
 
 impl StreamPrefetcher {
@@ -83,7 +86,8 @@ impl StreamPrefetcher {
         self.faults += 1;
         let stride = page.wrapping_sub(self.last) as isize;
         self.strides[self.faults as usize % HISTORY] = stride;
-        let before = std::mem::replace(&mut self.last, page);
+        let before = std::mem::replace(&mut self.last_first, page);
+        self.last = page;
         if let Some(ahead) = self.follow(page) {
             return ahead;
         }
@@ -130,7 +134,24 @@ impl StreamPrefetcher {
         }
     }
 
-    /// Begins a stream at each fault: two adjacent faults make it a stream.
+    /// Records the neighbours that come with the last fault, which no stream predicted. The program's next
+    /// fault lies beyond them.
+    pub fn add_neighbours(&mut self, before: usize, after: usize) {
+        let (page, faults) = (self.last, self.faults);
+        self.last_first = page - before;
+        let Some(stream) = self.streams.iter_mut().find(|stream| stream.used_at == faults) else {
+            return;
+        };
+        stream.next = match stream.is_downward {
+            true => (page - before).saturating_sub(1),
+            false => page + after + 1,
+        };
+        // The next window doubles it.
+        stream.window = stream.window.max((before + after).div_ceil(2));
+    }
+
+    /// Begins a stream at each fault: two adjacent ones, of pages or of pages with their neighbours, make it
+    /// a stream.
     fn begin(&mut self, page: usize, before: usize) {
         let faults = self.faults;
         let oldest = self.streams.iter_mut().min_by_key(|stream| stream.used_at);

@@ -30,14 +30,29 @@ unsafe impl Sync for Pages {}
 impl Pages {
     /// Maps this many pages, none of them present, without reserving memory for them.
     pub fn reserve(count: usize) -> io::Result<Pages> {
-        let len = count.checked_mul(PAGE_BYTES).filter(|len| *len > 0);
-        let len = len.ok_or(io::ErrorKind::OutOfMemory)?;
+        Pages::reserve_aligned(count, 1)
+    }
+
+    /// Maps pages as [`Self::reserve`] does, the first at a multiple of `align` pages.
+    pub fn reserve_aligned(count: usize, align: usize) -> io::Result<Pages> {
+        let more = align - 1;
+        let len = count.checked_add(more).and_then(|pages| pages.checked_mul(PAGE_BYTES));
+        let len = len.filter(|_| count > 0).ok_or(io::ErrorKind::OutOfMemory)?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a fresh mapping at an address of the kernel's choice.
         let start = unsafe { mm::mmap_anonymous(ptr::null_mut(), len, protection, flags) }?;
-        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        let pages = Pages { start, count };
+        let before = start.addr().next_multiple_of(align * PAGE_BYTES) - start.addr();
+        let end = before + count * PAGE_BYTES;
+        for (from, len) in [(0, before), (end, len - end)] {
+            if len > 0 {
+                // SAFETY: the part of that mapping on one side of these pages, which nothing uses.
+                unsafe { mm::munmap(start.byte_add(from), len) }?;
+            }
+        }
+        // SAFETY: inside that mapping.
+        let start = NonNull::new(unsafe { start.byte_add(before) }.cast());
+        let pages = Pages { start: start.ok_or(io::ErrorKind::OutOfMemory)?, count };
         // Pages are moved and dropped one by one. A kernel without huge pages refuses the advice,
         // which is harmless.
         let _ = pages.all().advise(Advice::LinuxNoHugepage);
