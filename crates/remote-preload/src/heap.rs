@@ -5,7 +5,7 @@
 //! is private.
 
 use crate::objects::is_loader;
-use crate::paged::{paged, paged_at};
+use crate::paged::{Paged, paged, paged_at};
 use crate::threads::Internal;
 use crate::{fail, local, private};
 use libc::{c_int, c_void, size_t};
@@ -30,15 +30,7 @@ enum AllocationKind {
 fn allocate(bytes: usize, align: usize, kind: AllocationKind) -> *mut c_void {
     let at: *mut c_void = match paged() {
         None => private::allocate(bytes, align).cast(),
-        Some(paged) if bytes >= LARGE => {
-            let at: *mut c_void =
-                paged.allocate(bytes, align, kind == AllocationKind::ToGrow).cast();
-            if at.is_null() && paged.is_out_of_mappings() {
-                local::allocate(bytes, align)
-            } else {
-                at
-            }
-        }
+        Some(paged) if bytes >= LARGE => allocate_large(paged, bytes, align, kind).cast(),
         // SAFETY: any size will do; alignments are powers of two.
         Some(_) => unsafe {
             match (align <= 16, kind == AllocationKind::Zeros) {
@@ -50,6 +42,26 @@ fn allocate(bytes: usize, align: usize, kind: AllocationKind) -> *mut c_void {
         },
     };
     if at.is_null() { fail(libc::ENOMEM, at) } else { at }
+}
+
+/// Allocates a range of pages, or the block that was freed last, if it has the length.
+fn allocate_large(paged: &Paged, bytes: usize, align: usize, kind: AllocationKind) -> *mut u8 {
+    let kept = match kind {
+        AllocationKind::ToGrow => None,
+        AllocationKind::Bytes | AllocationKind::Zeros => paged.reuse(bytes, align),
+    };
+    if let Some(at) = kept {
+        if kind == AllocationKind::Zeros {
+            // SAFETY: the block has this length, and nothing else has it.
+            unsafe { at.write_bytes(0, bytes) };
+        }
+        return at;
+    }
+    let at = paged.allocate(bytes, align, kind == AllocationKind::ToGrow);
+    if at.is_null() && paged.is_out_of_mappings() {
+        return local::allocate(bytes, align).cast();
+    }
+    at
 }
 
 /// Allocates for a caller. The loader's records of loaded libraries are not paged: the pager's

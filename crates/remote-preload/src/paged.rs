@@ -20,6 +20,9 @@ static PAGED: OnceLock<Paged> = OnceLock::new();
 /// The exit status of a wrapper that could not do its own part, as of env(1).
 const CANNOT: libc::c_int = 125;
 
+/// The fraction (1/16) of the resident memory that freed blocks of malloc may keep.
+const KEPT_FRACTION: usize = 16;
+
 /// The region, and the allocations in it.
 pub struct Paged {
     /// The address of the first byte.
@@ -453,6 +456,27 @@ impl Paged {
         at
     }
 
+    /// Allocates a block for malloc from the freed ones of this length, which have their pages. Its bytes are
+    /// those of the freed block.
+    pub fn reuse(&self, bytes: usize, align: usize) -> Option<*mut u8> {
+        let pages = pages_of(bytes)?;
+        let first = self.space().take_kept(pages, align / PAGE_BYTES)?;
+        let at = self.address_of(first);
+        // A page-in for bytes that nobody wants costs more than zeros. The program may have protected it.
+        let is_usable = self.is_resident(at) && !self.has_special_pages();
+        if !is_usable || !self.protect(first, pages, libc::PROT_READ | libc::PROT_WRITE) {
+            self.unmap(at as usize, pages * PAGE_BYTES);
+            return None;
+        }
+        self.space().note(first, pages);
+        Some(at)
+    }
+
+    /// Returns true if freed pages may be locked, or may be no longer paged.
+    fn has_special_pages(&self) -> bool {
+        self.has_locked.load(Relaxed) || !lock(&self.replaced).is_empty()
+    }
+
     /// Returns the size of a block of [`Self::allocate`], if the address is one.
     pub fn allocated(&self, at: *const u8) -> Option<usize> {
         // Other blocks are rarely aligned to a page; this saves the lock.
@@ -467,11 +491,13 @@ impl Paged {
         if !(at as usize).is_multiple_of(PAGE_BYTES) {
             return false;
         }
-        let pages = self.space().forget(self.page_of(at as usize));
-        if let Some(pages) = pages {
-            self.unmap(at as usize, pages * PAGE_BYTES);
+        let resident = self.settings.resident.0 as usize / PAGE_BYTES;
+        let kept_max = if self.has_special_pages() { 0 } else { resident / KEPT_FRACTION };
+        let freed = self.space().forget(self.page_of(at as usize), kept_max);
+        for (first, pages) in freed.iter().flatten() {
+            self.unmap(self.address_of(*first) as usize, pages * PAGE_BYTES);
         }
-        pages.is_some()
+        freed.is_some()
     }
 
     /// Resizes a block in place. Returns false if that is impossible.

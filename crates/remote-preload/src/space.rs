@@ -9,7 +9,7 @@
 //! process (`vm.max_map_count`). A block that grows may ask for free pages behind it
 //! ([`Space::take_to_grow`]).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
 /// The free ranges of one half, by length and first page.
@@ -26,6 +26,9 @@ pub struct Space {
     by_length: [ByLength; 2],
     /// The lengths of malloc's blocks, by first page.
     allocations: BTreeMap<usize, usize>,
+    /// The freed blocks of malloc that still have their pages, the oldest first: first page and length.
+    kept: VecDeque<(usize, usize)>,
+    kept_pages: usize,
 }
 
 /// Requests of this many pages and more are large. They begin at multiples of it, as allocators want, and as
@@ -44,7 +47,8 @@ impl Space {
     pub fn new(pages: usize) -> Space {
         let (free, allocations) = (BTreeMap::new(), BTreeMap::new());
         let half = pages / 2;
-        let mut space = Space { pages, half, free, by_length: Default::default(), allocations };
+        let (by_length, kept) = Default::default();
+        let mut space = Space { pages, half, free, by_length, allocations, kept, kept_pages: 0 };
         space.insert(0..half);
         space.insert(half..pages);
         space
@@ -200,8 +204,31 @@ impl Space {
         self.allocations.get(&first).copied()
     }
 
-    /// Removes the record of a block of malloc, and returns its length.
-    pub fn forget(&mut self, first: usize) -> Option<usize> {
-        self.allocations.remove(&first)
+    /// Removes the record of a block of malloc, and keeps the block for [`Self::take_kept`]: most programs
+    /// soon ask for the same length again. Returns the kept blocks beyond `kept_max` pages, which the caller
+    /// frees. None if no block begins here.
+    pub fn forget(&mut self, first: usize, kept_max: usize) -> Option<Vec<(usize, usize)>> {
+        let pages = self.allocations.remove(&first)?;
+        self.kept.push_back((first, pages));
+        self.kept_pages += pages;
+        let mut freed = Vec::new();
+        // A block that is too long itself leaves the others alone.
+        while self.kept_pages > kept_max {
+            let oldest =
+                if pages > kept_max { self.kept.pop_back() } else { self.kept.pop_front() };
+            let Some(block) = oldest else { break };
+            self.kept_pages -= block.1;
+            freed.push(block);
+        }
+        Some(freed)
+    }
+
+    /// Takes the latest of the kept blocks that has this length and alignment.
+    pub fn take_kept(&mut self, pages: usize, align: usize) -> Option<usize> {
+        let fits =
+            |block: &(usize, usize)| block.1 == pages && block.0.is_multiple_of(align.max(1));
+        let at = self.kept.iter().rposition(fits)?;
+        self.kept_pages -= pages;
+        self.kept.remove(at).map(|(first, _)| first)
     }
 }

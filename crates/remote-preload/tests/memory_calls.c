@@ -42,6 +42,25 @@ static void locked_and_freed(void)
     printf("old bytes: %d\n", wrong);
 }
 
+/* Blocks of the same length are allocated and freed again and again. */
+static void freed_blocks(void)
+{
+    int wrong = 0;
+    for (int turn = 0; turn < 2000; turn++) {
+        char *block = malloc(MIB), *zeros = calloc(1, MIB / 2);
+        memset(block, turn, MIB);
+        for (size_t at = 0; at < MIB / 2; at += 512)
+            wrong += zeros[at] != 0;
+        memset(zeros, 1, MIB / 2);
+        if (turn % 100 == 0)
+            mprotect(block, MIB, PROT_READ);
+        wrong += block[MIB / 2] != (char)turn;
+        free(block);
+        free(zeros);
+    }
+    printf("freed blocks: %d wrong\n", wrong);
+}
+
 static int advise(char *at, int advice)
 {
     return madvise(at, MIB, advice) == 0 ? 0 : errno;
@@ -205,6 +224,8 @@ int main(int count, char **arguments)
     const char *what = count > 1 ? arguments[1] : "";
     if (strcmp(what, "locked") == 0)
         locked_and_freed();
+    if (strcmp(what, "freed") == 0)
+        freed_blocks();
     if (strcmp(what, "advice") == 0)
         advice();
     if (strcmp(what, "reservations") == 0)

@@ -359,6 +359,17 @@ fn locked_memory_that_was_freed_comes_back_as_zeros() {
     assert!(plain.stdout == paged.stdout, "{paged:?}");
 }
 
+#[test]
+fn freed_blocks_serve_the_next_request_with_their_pages() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = build("memory_calls", folder.path());
+    let Some((_, paged)) = both(&program, &["freed"], 64, "") else { return };
+    assert_eq!(String::from_utf8_lossy(&paged.stdout), "freed blocks: 0 wrong\n", "{paged:?}");
+    // Two for each block without them.
+    let zero_fault_count = count(&paged, "zero_fault_count");
+    assert!(zero_fault_count < 1_000, "{zero_fault_count} faults for 4,000 blocks");
+}
+
 fn reserved_addresses_files_over_pages_and_moves() {
     let folder = tempfile::tempdir().unwrap();
     let program = build("memory_calls", folder.path());

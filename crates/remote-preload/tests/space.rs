@@ -132,3 +132,27 @@ fn a_block_that_grows_has_room_for_it() {
     assert!(others.iter().all(|other| !(first..first + 300).contains(other)));
     assert!(space.grow(first + 100, 200));
 }
+
+#[test]
+fn freed_blocks_serve_requests_of_their_length() {
+    let mut space = Space::new(TERABYTE);
+    let mut block = |pages: usize| {
+        let first = space.take(pages, 1).unwrap();
+        space.note(first, pages);
+        first
+    };
+    let [a, b, c, long] = [100, 100, 50, 1_000].map(&mut block);
+    assert_eq!(space.forget(a, 250), Some(vec![]));
+    assert_eq!(space.forget(a, 250), None, "it is no block any more");
+    assert_eq!(space.forget(b, 250), Some(vec![]));
+    // A block that is too long goes at once, and the oldest make room for others.
+    assert_eq!(space.forget(long, 250), Some(vec![(long, 1_000)]));
+    assert_eq!(space.forget(c, 200), Some(vec![(a, 100)]));
+    assert_eq!(space.take_kept(99, 1), None);
+    assert_eq!((space.take_kept(100, 1), space.take_kept(100, 1)), (Some(b), None));
+    assert_eq!(space.take_kept(50, 2 * c), None, "it is not aligned");
+    // Where nothing may be kept, nothing stays.
+    space.note(b, 100);
+    assert_eq!(space.forget(b, 0), Some(vec![(b, 100), (c, 50)]));
+    assert_eq!(space.take_kept(50, 1), None);
+}
