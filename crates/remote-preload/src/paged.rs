@@ -20,8 +20,10 @@ static PAGED: OnceLock<Paged> = OnceLock::new();
 /// The exit status of a wrapper that could not do its own part, as of env(1).
 const CANNOT: libc::c_int = 125;
 
-/// The fraction (1/16) of the resident memory that freed blocks of malloc may keep.
+/// The fraction (1/16) of the resident memory that freed blocks of malloc may keep…
 const KEPT_FRACTION: usize = 16;
+/// …and the most of it (8 MiB), in pages. A recording, which has no such memory, keeps as much.
+const KEPT_PAGES_MAX: usize = (8 << 20) / PAGE_BYTES;
 
 /// The region, and the allocations in it.
 pub struct Paged {
@@ -492,7 +494,11 @@ impl Paged {
             return false;
         }
         let resident = self.settings.resident.0 as usize / PAGE_BYTES;
-        let kept_max = if self.has_special_pages() { 0 } else { resident / KEPT_FRACTION };
+        let kept_max = match (self.has_special_pages(), self.is_layout_only()) {
+            (true, _) => 0,
+            (false, true) => KEPT_PAGES_MAX,
+            (false, false) => KEPT_PAGES_MAX.min(resident / KEPT_FRACTION),
+        };
         let freed = self.space().forget(self.page_of(at as usize), kept_max);
         for (first, pages) in freed.iter().flatten() {
             self.unmap(self.address_of(*first) as usize, pages * PAGE_BYTES);
