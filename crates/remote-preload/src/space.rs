@@ -75,15 +75,17 @@ impl Space {
     ) -> Option<usize> {
         let align = if pages >= LARGE_PAGES { align.max(LARGE_PAGES) } else { align.max(1) };
         let with_room = pages.saturating_add(room);
-        let tries = [(half, with_room), (half, pages), (1 - half, pages)];
-        let at = tries.into_iter().find_map(|(half, pages)| self.fit(half, pages, align));
+        // Room that takes most of a range would leave none for a large request.
+        let roomy = if room > 0 { with_room.saturating_mul(2) } else { pages };
+        let tries = [(half, with_room, roomy), (half, pages, pages), (1 - half, pages, pages)];
+        let at = tries.into_iter().find_map(|(half, pages, len)| self.fit(half, pages, align, len));
         let at = at.or_else(|| self.fit_across(pages, align))?;
         self.take_at(at, pages).then_some(at)
     }
 
-    /// Finds room in the shortest range that fits: at its start in the first half, at its end in
-    /// the second. So the free pages around the border stay in one piece.
-    fn fit(&self, half: usize, pages: usize, align: usize) -> Option<usize> {
+    /// Finds room in the shortest range that fits and has at least `len_min` pages: at its start in the first
+    /// half, at its end in the second. So the free pages around the border stay in one piece.
+    fn fit(&self, half: usize, pages: usize, align: usize, len_min: usize) -> Option<usize> {
         let place = |(len, first): &(usize, usize)| {
             let (first, end) = (*first, first + len);
             let at = match half {
@@ -93,9 +95,9 @@ impl Space {
             (at >= first && at.checked_add(pages)? <= end).then_some(at)
         };
         let ranges = &self.by_length[half];
-        let tight = ranges.range((pages, 0)..).take(TIGHT_FITS_MAX).find_map(place);
+        let tight = ranges.range((len_min, 0)..).take(TIGHT_FITS_MAX).find_map(place);
         tight.or_else(|| {
-            let enough = pages.checked_add(align)?;
+            let enough = pages.checked_add(align)?.max(len_min);
             ranges.range((enough, 0)..).next().and_then(place)
         })
     }

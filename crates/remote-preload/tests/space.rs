@@ -125,6 +125,14 @@ fn many_large_blocks_leave_room_for_larger_ones() {
 }
 
 #[test]
+fn room_to_grow_leaves_the_border_free() {
+    // Half of it is as long as a large block with its room.
+    let mut space = Space::new(8 * LARGE_PAGES);
+    assert!(space.take(LARGE_PAGES, 1).is_some());
+    assert!(space.take(5 * LARGE_PAGES, 1).is_some(), "longer than a half");
+}
+
+#[test]
 fn a_block_that_grows_has_room_for_it() {
     let mut space = Space::new(TERABYTE);
     let first = space.take_to_grow(100, 1).unwrap();

@@ -264,6 +264,7 @@ impl FaultHandler {
         };
         let first = page - before;
         let all = first..first + before + 1 + after;
+        debug_assert!(all.len() <= RUN_PAGES_MAX, "{ahead:?}");
         self.announce_next_run(&all, ahead);
         let used_room = match self.fetch_and_install(first, all.len()) {
             Ok(()) => true,

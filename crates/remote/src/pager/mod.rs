@@ -373,8 +373,9 @@ impl PagerThreads {
         let idle_poll = idle_poll(&shared.options)?;
         let evictor =
             Evictor::new(shared.clone(), self.store.writer()?, idle_poll).map_err(failed)?;
-        let spawn =
-            |name: &str, run: Box<dyn FnOnce() + Send>| threads::spawn(name, run).map_err(failed);
+        let spawn = |name: &str, work: Box<dyn FnOnce() + Send>| {
+            threads::spawn(name, || run_or_abort(work)).map_err(failed)
+        };
         self.handler = Some(match shared.options.serving {
             Serving::Thread => {
                 RunningHandler::Thread(spawn(THREADS[0], Box::new(|| handler.run()))?)
@@ -390,6 +391,16 @@ impl PagerThreads {
         });
         self.evictor = Some(spawn(THREADS[1], Box::new(|| evictor.run()))?);
         Ok(())
+    }
+}
+
+/// Runs a thread of the pager. Without it the program would wait for its memory for ever, so a panic ends the
+/// process.
+fn run_or_abort(work: Box<dyn FnOnce() + Send>) {
+    // The panic has printed its own message.
+    if std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).is_err() {
+        eprintln!("pagetax remote: a flaw in the pager ends the program, whose memory it served");
+        std::process::abort();
     }
 }
 

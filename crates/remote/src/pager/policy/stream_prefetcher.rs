@@ -119,7 +119,7 @@ impl StreamPrefetcher {
         (stream.last, stream.used_at) = (page, faults);
         if stream.is_downward {
             let pages = stream.window.min(page - last_run_boundary(page + 1));
-            let skipped = stream.next.saturating_sub(page);
+            let skipped = stream.next.saturating_sub(page).min(RUN_PAGES_MAX - 1 - pages);
             stream.next = page.saturating_sub(pages + 1);
             Some(if skipped > 0 {
                 Readahead::Around(pages, skipped)
@@ -128,7 +128,7 @@ impl StreamPrefetcher {
             })
         } else {
             let pages = stream.window.min(next_run_boundary(page) - page - 1);
-            let skipped = page.saturating_sub(stream.next);
+            let skipped = page.saturating_sub(stream.next).min(RUN_PAGES_MAX - 1 - pages);
             stream.next = page + pages + 1;
             Some(if skipped > 0 { Readahead::Around(skipped, pages) } else { Readahead::Up(pages) })
         }
@@ -197,6 +197,36 @@ mod tests {
     #[test]
     fn a_stream_widens() {
         assert_eq!(sweep(&mut StreamPrefetcher::default(), 128, 7), [0, 4, 8, 16, 31, 63, 63]);
+    }
+
+    // The handler fetches all of them at once, into a buffer of a run.
+    #[test]
+    fn a_fault_never_brings_more_than_a_run() {
+        let mut rng = Rng::new(64);
+        let mut longest = 0;
+        for _ in 0..2_000 {
+            let (mut prefetcher, mut page) = (StreamPrefetcher::default(), 10_000 + rng.below(64));
+            let is_downward = rng.below(2) == 0;
+            for _ in 0..12 {
+                let ahead = prefetcher.fault(page as usize);
+                let (before, after) = match ahead {
+                    Readahead::Up(after) => (0, after),
+                    Readahead::Down(before) => (before, 0),
+                    Readahead::Around(before, after) => (before, after),
+                    Readahead::Nothing | Readahead::Stride(..) => {
+                        let neighbours = (rng.below(4) as usize, rng.below(4) as usize);
+                        prefetcher.add_neighbours(neighbours.0, neighbours.1);
+                        neighbours
+                    }
+                };
+                longest = longest.max(before + 1 + after);
+                page = match is_downward {
+                    true => page - before as u64 - 1 - rng.below(SLACK as u64 + 1),
+                    false => page + after as u64 + 1 + rng.below(SLACK as u64 + 1),
+                };
+            }
+        }
+        assert_eq!(longest, RUN_PAGES_MAX);
     }
 
     #[test]
