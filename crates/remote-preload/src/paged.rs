@@ -309,10 +309,11 @@ impl Paged {
     ) -> *mut u8 {
         let Some(pages) = pages_of(bytes) else { return std::ptr::null_mut() };
         let align = align / PAGE_BYTES;
-        let taken = match to_grow {
+        let take = || match to_grow {
             true => self.space().take_to_grow(pages, align),
             false => self.space().take(pages, align),
         };
+        let taken = take().or_else(|| if self.free_kept() { take() } else { None });
         let Some(first) = taken else { return std::ptr::null_mut() };
         if !self.protect(first, pages, protection) {
             self.space().give(first, pages);
@@ -472,6 +473,15 @@ impl Paged {
         }
         self.space().note(first, pages);
         Some(at)
+    }
+
+    /// Frees the blocks that [`Self::reuse`] would take. Returns true if there were any.
+    fn free_kept(&self) -> bool {
+        let kept = self.space().take_all_kept();
+        for (first, pages) in &kept {
+            self.unmap(self.address_of(*first) as usize, pages * PAGE_BYTES);
+        }
+        !kept.is_empty()
     }
 
     /// Returns true if freed pages may be locked, or may be no longer paged.

@@ -225,6 +225,12 @@ impl Space {
         Some(freed)
     }
 
+    /// Takes all kept blocks, for the caller to free.
+    pub fn take_all_kept(&mut self) -> VecDeque<(usize, usize)> {
+        self.kept_pages = 0;
+        std::mem::take(&mut self.kept)
+    }
+
     /// Takes the latest of the kept blocks that has this length and alignment.
     pub fn take_kept(&mut self, pages: usize, align: usize) -> Option<usize> {
         let fits =

@@ -163,4 +163,7 @@ fn freed_blocks_serve_requests_of_their_length() {
     space.note(b, 100);
     assert_eq!(space.forget(b, 0), Some(vec![(b, 100), (c, 50)]));
     assert_eq!(space.take_kept(50, 1), None);
+    space.note(b, 100);
+    assert_eq!(space.forget(b, 250), Some(vec![]));
+    assert_eq!((space.take_all_kept().len(), space.take_kept(100, 1)), (1, None));
 }
