@@ -97,6 +97,15 @@ pub fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<Run
     Ok(thread)
 }
 
+/// Runs the work of a thread without which the process cannot go on. If it panics, which is a flaw in this
+/// program, the process ends after `log`.
+pub fn run_or_abort(work: impl FnOnce(), log: impl FnOnce()) {
+    if catch_unwind(AssertUnwindSafe(work)).is_err() {
+        log();
+        std::process::abort();
+    }
+}
+
 type Work = Box<dyn FnOnce() + Send>;
 
 fn create(work: Work) -> io::Result<RunningThread> {
@@ -136,6 +145,22 @@ extern "C" fn run(work: *mut libc::c_void) -> *mut libc::c_void {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_panic_ends_the_process() {
+        const PANICS: &str = "PAGETAX_TEST_PANICS";
+        if std::env::var_os(PANICS).is_some() {
+            run_or_abort(|| panic!("a planted flaw"), || eprintln!("it ends the program"));
+        }
+        let this = ["--exact", "threads::tests::a_panic_ends_the_process", "--nocapture"];
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        let output = child.args(this).env(PANICS, "1").output().unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        let signal = std::os::unix::process::ExitStatusExt::signal(&output.status);
+        assert_eq!(signal, Some(libc::SIGABRT));
+        assert!(errors.contains("a planted flaw"), "{errors}");
+        assert!(errors.contains("ends the program"), "{errors}");
+    }
 
     fn is_blocked(signal: i32) -> bool {
         let mut now = MaybeUninit::zeroed();

@@ -2,7 +2,7 @@
 
 use super::monitor::{POLL_INTERVAL, ServerMonitor};
 use super::state::ClusterState;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use crate::threads;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -18,17 +18,16 @@ pub(super) struct Control {
 
 impl Control {
     /// Runs the thread, and aborts the process if it panics. Without this thread, failed servers go
-    /// unnoticed and no replica is made: the pages would be unprotected. A panic is a bug in this
-    /// program.
+    /// unnoticed and no replica is made: the pages would be unprotected.
     pub fn run_or_abort(self) {
         let shared = self.shared.clone();
-        if catch_unwind(AssertUnwindSafe(|| self.run())).is_err() {
+        let log = || {
             shared.log_line(
                 "the thread that watches the memory servers has panicked: the process ends, as its pages would be \
                  protected no more; please report this",
             );
-            std::process::abort();
-        }
+        };
+        threads::run_or_abort(|| self.run(), log);
     }
 
     pub fn run(self) {

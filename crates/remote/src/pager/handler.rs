@@ -253,15 +253,9 @@ impl FaultHandler {
 
     /// Fetches a page from the store, together with its readahead.
     fn page_in(&mut self, page: usize, ahead: Readahead, begun: Instant) -> bool {
-        let (before, after) = match ahead {
-            Readahead::Up(pages) => (0, self.claim_run((page + 1..).take(pages))),
-            Readahead::Down(pages) => (self.claim_run((0..page).rev().take(pages)), 0),
-            Readahead::Around(before, after) => (
-                self.claim_run((0..page).rev().take(before)),
-                self.claim_run((page + 1..).take(after)),
-            ),
-            Readahead::Nothing | Readahead::Stride(..) => (0, 0),
-        };
+        let (before, after) = ahead.extent();
+        let before = self.claim_run((0..page).rev().take(before));
+        let after = self.claim_run((page + 1..).take(after));
         let first = page - before;
         let all = first..first + before + 1 + after;
         debug_assert!(all.len() <= RUN_PAGES_MAX, "{ahead:?}");
@@ -398,7 +392,11 @@ impl FaultHandler {
                 && shared.table.peek(*page).location() == PageLocation::Stored
         };
         let pages = pages.take(RUN_PAGES_MAX - 1);
-        let room = shared.take_room(pages.clone().take_while(is_stored).count());
+        let wanted = pages.clone().take_while(is_stored).count();
+        if wanted == 0 {
+            return 0;
+        }
+        let room = shared.take_room(wanted);
         let (mut claimed, mut cluster) = (0, None);
         for page in pages.take(room) {
             if !cluster.as_ref().is_some_and(|held: &HeldCluster<'_>| held.has(page)) {

@@ -374,7 +374,14 @@ impl PagerThreads {
         let evictor =
             Evictor::new(shared.clone(), self.store.writer()?, idle_poll).map_err(failed)?;
         let spawn = |name: &str, work: Box<dyn FnOnce() + Send>| {
-            threads::spawn(name, || run_or_abort(work)).map_err(failed)
+            let shared = shared.clone();
+            let log = move || {
+                shared.log(
+                    "a thread of the pager has panicked: the process ends, as it would wait for its memory for ever; \
+                     please report this",
+                );
+            };
+            threads::spawn(name, || threads::run_or_abort(work, log)).map_err(failed)
         };
         self.handler = Some(match shared.options.serving {
             Serving::Thread => {
@@ -391,16 +398,6 @@ impl PagerThreads {
         });
         self.evictor = Some(spawn(THREADS[1], Box::new(|| evictor.run()))?);
         Ok(())
-    }
-}
-
-/// Runs a thread of the pager. Without it the program would wait for its memory for ever, so a panic ends the
-/// process.
-fn run_or_abort(work: Box<dyn FnOnce() + Send>) {
-    // The panic has printed its own message.
-    if std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).is_err() {
-        eprintln!("pagetax remote: a flaw in the pager ends the program, whose memory it served");
-        std::process::abort();
     }
 }
 

@@ -71,20 +71,6 @@ fn map(store: Arc<dyn PageStore>, options: PagerOptions) -> Option<RemoteRegion>
     }
 }
 
-#[test]
-fn a_panic_of_the_pager_ends_the_process() {
-    const PANICS: &str = "PAGETAX_TEST_PANICS";
-    if std::env::var_os(PANICS).is_some() {
-        run_or_abort(Box::new(|| panic!("a planted flaw")));
-    }
-    let this = ["--exact", "pager::tests::a_panic_of_the_pager_ends_the_process", "--nocapture"];
-    let mut child = std::process::Command::new(std::env::current_exe().unwrap());
-    let output = child.args(this).env(PANICS, "1").output().unwrap();
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&output.status), Some(libc::SIGABRT));
-    assert!(errors.contains("a planted flaw") && errors.contains("ends the program"), "{errors}");
-}
-
 /// Checks that an untouched page does not become a lost one.
 #[test]
 fn a_fresh_page_waits_for_memory() {

@@ -58,13 +58,8 @@ mod tests {
             }
             let stored = StoredPage { used: 10_000, stored: 20_000, dropped_since: 20_000 };
             let predicted = policy.fault(page);
-            let with = match policy.page_in(page, predicted, stored) {
-                Readahead::Up(after) => page..page + after + 1,
-                Readahead::Down(before) => page - before..page + 1,
-                Readahead::Around(before, after) => page - before..page + after + 1,
-                Readahead::Nothing | Readahead::Stride(..) => page..page + 1,
-            };
-            with.for_each(|page| present[page] = true);
+            let (before, after) = policy.page_in(page, predicted, stored).extent();
+            present[page - before..=page + after].fill(true);
             page_in_count += 1;
         }
         page_in_count

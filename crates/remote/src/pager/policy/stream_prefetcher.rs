@@ -47,12 +47,17 @@ impl Readahead {
     /// Returns the pages to fill with zeros after an untouched one that faults, and true if they lie before
     /// it. Of pages that a stream skipped, the program may never use any.
     pub fn zeros_ahead(self) -> (bool, usize) {
+        let (before, after) = self.extent();
+        (before > after, before.max(after))
+    }
+
+    /// Returns the numbers of adjacent pages right before and right after the one that faults.
+    pub fn extent(self) -> (usize, usize) {
         match self {
-            Readahead::Up(pages) => (false, pages),
-            Readahead::Down(pages) => (true, pages),
-            Readahead::Around(before, after) if before > after => (true, before),
-            Readahead::Around(_, after) => (false, after),
-            Readahead::Nothing | Readahead::Stride(..) => (false, 0),
+            Readahead::Up(after) => (0, after),
+            Readahead::Down(before) => (before, 0),
+            Readahead::Around(before, after) => (before, after),
+            Readahead::Nothing | Readahead::Stride(..) => (0, 0),
         }
     }
 }
@@ -210,14 +215,12 @@ mod tests {
             for _ in 0..12 {
                 let ahead = prefetcher.fault(page as usize);
                 let (before, after) = match ahead {
-                    Readahead::Up(after) => (0, after),
-                    Readahead::Down(before) => (before, 0),
-                    Readahead::Around(before, after) => (before, after),
                     Readahead::Nothing | Readahead::Stride(..) => {
                         let neighbours = (rng.below(4) as usize, rng.below(4) as usize);
                         prefetcher.add_neighbours(neighbours.0, neighbours.1);
                         neighbours
                     }
+                    _ => ahead.extent(),
                 };
                 longest = longest.max(before + 1 + after);
                 page = match is_downward {

@@ -267,15 +267,13 @@ impl<'a> PagerPolicy<'a> {
             stored: self.stored + 1,
             dropped_since: (self.dropped - stamp) as usize,
         };
-        match self.readahead.page_in(self.addresses[page as usize] as usize, ahead, stored) {
-            Readahead::Nothing => {}
-            Readahead::Up(pages) => self.fetch_run(page, 1, pages),
-            Readahead::Down(pages) => self.fetch_run(page, -1, pages),
-            Readahead::Around(before, after) => {
-                self.fetch_run(page, -1, before);
-                self.fetch_run(page, 1, after);
-            }
-            Readahead::Stride(stride, count) => self.fetch_run(page, stride, count),
+        let address = self.addresses[page as usize] as usize;
+        let ahead = self.readahead.page_in(address, ahead, stored);
+        let (before, after) = ahead.extent();
+        self.fetch_run(page, -1, before);
+        self.fetch_run(page, 1, after);
+        if let Readahead::Stride(stride, count) = ahead {
+            self.fetch_run(page, stride, count);
         }
     }
 
